@@ -1,0 +1,61 @@
+# Compiler settings shared by all targets, and the two functions that make a target.
+
+add_library(lily_settings INTERFACE)
+target_include_directories(lily_settings INTERFACE ${CMAKE_SOURCE_DIR}/src)
+target_compile_options(lily_settings INTERFACE -Wall -Wextra -Wshadow -Wnon-virtual-dtor
+                       # Sums must not depend on what the compiler contracts; kernels say fma where they mean it.
+                       $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>)
+if(LILY_WERROR)
+  target_compile_options(lily_settings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
+endif()
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  target_compile_options(lily_settings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-march=x86-64-v2>)
+endif()
+if(LILY_SANITIZE)
+  add_compile_options(-fsanitize=${LILY_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${LILY_SANITIZE})
+endif()
+
+# lily_library(NAME SOURCES ... [LINK ...]): one static library for a folder of src/.
+function(lily_library name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LINK" ${ARGN})
+  add_library(${name} STATIC ${ARG_SOURCES})
+  target_link_libraries(${name} PUBLIC lily_settings ${ARG_LINK})
+endfunction()
+
+# lily_test(NAME SOURCES ... LINK ... [LABEL unit] [TIMEOUT seconds] [SERIAL]): one GoogleTest program, one
+# ctest entry. Tests run in the source folder, so that they find models/ and tests/golden/.
+function(lily_test name)
+  cmake_parse_arguments(ARG "SERIAL" "LABEL;TIMEOUT" "SOURCES;LINK;ARGS" ${ARGN})
+  if(NOT ARG_LABEL)
+    set(ARG_LABEL unit)
+  endif()
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 120)
+  endif()
+  add_executable(${name} ${ARG_SOURCES})
+  target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR})
+  target_link_libraries(${name} PRIVATE lily_settings ${ARG_LINK} GTest::gmock GTest::gtest_main)
+  add_test(NAME ${name} COMMAND ${name} ${ARG_ARGS} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
+  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABEL}" TIMEOUT ${ARG_TIMEOUT})
+  if(ARG_SERIAL)
+    set_tests_properties(${name} PROPERTIES RUN_SERIAL ON)
+  endif()
+endfunction()
+
+# lily_fuzz(NAME SOURCES file.cc LINK ...): a libFuzzer target with LILY_FUZZ; in every other build the same code
+# with a small main that replays the corpus in fuzz/corpus/NAME as a test.
+function(lily_fuzz name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LINK" ${ARGN})
+  if(LILY_FUZZ)
+    add_executable(fuzz_${name} ${ARG_SOURCES})
+    target_link_options(fuzz_${name} PRIVATE -fsanitize=fuzzer)
+  elseif(LILY_TESTS)
+    add_executable(fuzz_${name} ${ARG_SOURCES} ${CMAKE_SOURCE_DIR}/fuzz/replay_main.cc)
+    add_test(NAME fuzz_replay_${name} COMMAND fuzz_${name} ${CMAKE_SOURCE_DIR}/fuzz/corpus/${name}
+             WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
+    set_tests_properties(fuzz_replay_${name} PROPERTIES LABELS unit TIMEOUT 120)
+  endif()
+  target_include_directories(fuzz_${name} PRIVATE ${CMAKE_SOURCE_DIR})
+  target_link_libraries(fuzz_${name} PRIVATE lily_settings ${ARG_LINK})
+endfunction()
