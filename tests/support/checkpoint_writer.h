@@ -40,13 +40,14 @@ class CheckpointWriter {
     model::Dims dims = small_dims();
     uint64_t seed = 1;
     int n_shards = 1;
-    std::string model_prefix = "language_model.model.";      // before "layers.0..."
-    std::string head_prefix = "language_model.";             // before "lm_head..."
-    std::function<model::Storage(model::WeightId)> storage;  // of linear weights; empty: published_storage
-    std::string scale_dtype = "BF16";                        // of scales and biases
-    std::string value_dtype = "BF16";                        // of unquantised weights and small vectors
-    bool is_tied = false;                                    // no lm_head
-    bool is_sparse = false;                                  // files of the right size without data (holes)
+    std::string model_prefix = "language_model.model.";  // before "layers.0..."
+    std::string head_prefix = "language_model.";         // before "lm_head..."
+    std::function<model::Storage(model::WeightId)> storage =
+        {};                            // of linear weights; empty: published_storage
+    std::string scale_dtype = "BF16";  // of scales and biases
+    std::string value_dtype = "BF16";  // of unquantised weights and small vectors
+    bool is_tied = false;              // no lm_head
+    bool is_sparse = false;            // files of the right size without data (holes)
   };
   explicit CheckpointWriter(Options options);
 
