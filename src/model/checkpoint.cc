@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <map>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -72,8 +73,11 @@ Survey survey(const fs::path& folder) {
                                       .dtype = tensor.entry.dtype_name,
                                       .n_bytes = tensor.entry.n_bytes()});
   }
-  std::stable_sort(found.problems.begin(), found.problems.end(),
-                   [](const Problem& a, const Problem& b) { return a.kind < b.kind; });
+  // What matters most first, otherwise in the order found, which is that of execution.
+  std::multimap<Problem::Kind, Problem> by_kind;
+  for (Problem& problem : found.problems) by_kind.emplace(problem.kind, std::move(problem));
+  found.problems.clear();
+  for (auto& [kind, problem] : by_kind) found.problems.push_back(std::move(problem));
   for (const Problem& problem : found.problems) found.report.problems.push_back(problem.message);
   return found;
 }
