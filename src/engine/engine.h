@@ -51,8 +51,9 @@ struct EngineOptions {
   int max_sequences = 4;      // that are computed at the same time; the others wait
   int queue_capacity = 64;    // requests that wait
   int event_capacity = 4096;  // tokens that a reader may leave unread before it is cancelled
-  // Rows of a prompt chunk while other sequences are writing tokens, so that these do not wait long.
-  int shared_chunk_rows = 512;
+  // Rows of a prompt chunk while other sequences are writing tokens, so that these do not wait long; 0: as
+  // ever, and then a prompt is cut in the same chunks whatever else runs.
+  int shared_chunk_rows = 0;
 };
 
 struct EngineStats {
