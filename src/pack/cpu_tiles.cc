@@ -43,8 +43,8 @@ int64_t row_code_bytes(Storage storage, int64_t cols) {
 
 void check_shape(Storage storage, int64_t rows, int64_t cols) {
   LILY_CHECK(storage != Storage::f32, "linear weights are q4, q8 or bf16");
-  LILY_CHECK(rows > 0 && cols > 0 && cols % (storage == Storage::bf16 ? 2 : kQuantGroup) == 0, "shape [{}, {}]", rows,
-             cols);
+  LILY_CHECK(rows > 0 && cols > 0 && cols % (storage == Storage::bf16 ? 2 : kQuantGroup) == 0,
+             "shape [{}, {}]", rows, cols);
 }
 
 // Bytes between the lines of consecutive groups, and of the pair word of row `lane` in the scale line.
@@ -84,7 +84,8 @@ void unpack_row(Storage storage, int64_t cols, int64_t row, int lane, const std:
   std::byte* codes = m.codes.data() + row * row_code_bytes(storage, cols);
   const std::byte* in = tile + 4 * lane;
   if (storage == Storage::bf16) {
-    for (int64_t word = 0; word < cols / 2; ++word) store_u32(codes + 4 * word, load_u32(in + word * kCpuLineBytes));
+    for (int64_t word = 0; word < cols / 2; ++word)
+      store_u32(codes + 4 * word, load_u32(in + word * kCpuLineBytes));
     return;
   }
   const int n_lines = code_lines(storage);
@@ -114,15 +115,17 @@ int64_t cpu_tile_bytes(Storage storage, int64_t cols) {
   return cols / kQuantGroup * group_bytes(storage);
 }
 
-void pack_cpu_tiles(const MatrixBytes& matrix, int64_t tile_begin, int64_t tile_end, std::span<std::byte> out) {
+void pack_cpu_tiles(const MatrixBytes& matrix, int64_t tile_begin, int64_t tile_end,
+                    std::span<std::byte> out) {
   check_shape(matrix.storage, matrix.rows, matrix.cols);
   const int64_t tile_bytes = cpu_tile_bytes(matrix.storage, matrix.cols);
-  LILY_CHECK(0 <= tile_begin && tile_begin <= tile_end && tile_end <= cpu_tiles(matrix.rows), "tiles {}..{} of {} rows",
-             tile_begin, tile_end, matrix.rows);
+  LILY_CHECK(0 <= tile_begin && tile_begin <= tile_end && tile_end <= cpu_tiles(matrix.rows),
+             "tiles {}..{} of {} rows", tile_begin, tile_end, matrix.rows);
   LILY_CHECK(std::ssize(out) == (tile_end - tile_begin) * tile_bytes, "{} bytes for {} tiles", out.size(),
              tile_end - tile_begin);
   const int64_t n_code_bytes = row_code_bytes(matrix.storage, matrix.cols);
-  LILY_CHECK(std::ssize(matrix.codes) == matrix.rows * n_code_bytes, "{} bytes of codes", matrix.codes.size());
+  LILY_CHECK(std::ssize(matrix.codes) == matrix.rows * n_code_bytes, "{} bytes of codes",
+             matrix.codes.size());
   if (matrix.storage != Storage::bf16) {
     const int64_t n_scale_bytes = matrix.rows * (matrix.cols / kQuantGroup) * 2;
     LILY_CHECK(std::ssize(matrix.scales) == n_scale_bytes && std::ssize(matrix.biases) == n_scale_bytes,
@@ -140,8 +143,8 @@ void pack_cpu_tiles(const MatrixBytes& matrix, int64_t tile_begin, int64_t tile_
 void unpack_cpu_tiles(Storage storage, int64_t rows, int64_t cols, std::span<const std::byte> tiles,
                       const MutableMatrixBytes& out) {
   check_shape(storage, rows, cols);
-  LILY_CHECK(std::ssize(tiles) == cpu_packed_bytes(storage, rows, cols), "{} bytes for [{}, {}]", tiles.size(), rows,
-             cols);
+  LILY_CHECK(std::ssize(tiles) == cpu_packed_bytes(storage, rows, cols), "{} bytes for [{}, {}]",
+             tiles.size(), rows, cols);
   const int64_t tile_bytes = cpu_tile_bytes(storage, cols);
   for (int64_t row = 0; row < rows; ++row) {
     const std::byte* tile = tiles.data() + row / kCpuTileRows * tile_bytes;

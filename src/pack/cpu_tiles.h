@@ -1,14 +1,15 @@
-// The CPU backend's weight layout: tiles of 16 output rows whose 32-bit words are interleaved, so that one 64-byte
-// line holds the same columns of 16 rows and a SIMD lane owns a row: dot products need no horizontal sums.
+// The CPU backend's weight layout: tiles of 16 output rows whose 32-bit words are interleaved, so that one
+// 64-byte line holds the same columns of 16 rows and a SIMD lane owns a row: dot products need no horizontal
+// sums.
 //
-// A q4 tile is a sequence of groups of 64 columns; a group is 8 code lines and 1 scale line (576 bytes, as many as
-// in the file):
-//   code line j    [16 rows] u32: columns 8j..8j+7 of the row, nibble i = column 8j + i (the file's own words)
-//   scale line     [16 rows] u32: bf16 scale in the low half, bf16 bias in the high half
-// A q8 group is 16 code lines and 1 scale line. Line 2j holds the codes of columns 8j + {0, 2, 4, 6}, line 2j + 1
-// those of 8j + {1, 3, 5, 7}: the order in which the low and the high nibbles of a q4 word come, so that one
-// quantised activation serves both formats.
-// A bf16 tile is [cols / 2][16 rows] u32: columns 2j (low half) and 2j + 1 of the row.
+// A q4 tile is a sequence of groups of 64 columns; a group is 8 code lines and 1 scale line (576 bytes, as
+// many as in the file):
+//   code line j    [16 rows] u32: columns 8j..8j+7 of the row, nibble i = column 8j + i (the file's own
+//   words) scale line     [16 rows] u32: bf16 scale in the low half, bf16 bias in the high half
+// A q8 group is 16 code lines and 1 scale line. Line 2j holds the codes of columns 8j + {0, 2, 4, 6}, line 2j
+// + 1 those of 8j + {1, 3, 5, 7}: the order in which the low and the high nibbles of a q4 word come, so that
+// one quantised activation serves both formats. A bf16 tile is [cols / 2][16 rows] u32: columns 2j (low half)
+// and 2j + 1 of the row.
 //
 // Rows beyond the matrix, in its last tile, are zero in every field.
 #pragma once
@@ -42,9 +43,10 @@ inline int64_t cpu_packed_bytes(model::Storage storage, int64_t rows, int64_t co
   return cpu_tiles(rows) * cpu_tile_bytes(storage, cols);
 }
 
-// Writes tiles [tile_begin, tile_end) of the matrix to `out`, which is the memory of those tiles alone. Calls for
-// disjoint ranges may run in parallel.
-void pack_cpu_tiles(const MatrixBytes& matrix, int64_t tile_begin, int64_t tile_end, std::span<std::byte> out);
+// Writes tiles [tile_begin, tile_end) of the matrix to `out`, which is the memory of those tiles alone. Calls
+// for disjoint ranges may run in parallel.
+void pack_cpu_tiles(const MatrixBytes& matrix, int64_t tile_begin, int64_t tile_end,
+                    std::span<std::byte> out);
 
 // The inverse: fills the three arrays of a row-major matrix from all its tiles.
 struct MutableMatrixBytes {
