@@ -13,7 +13,7 @@
 // clang-format on
 
 HWY_BEFORE_NAMESPACE();
-namespace lily::cpu {
+namespace lily::backend::cpu {
 namespace HWY_NAMESPACE {
 
 void swiglu_rows(const float* gate, const float* up, float* y, int64_t n) {
@@ -42,11 +42,11 @@ void muladd(const float* x, float factor, float* y, int64_t n) {
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace lily::cpu
+}  // namespace lily::backend::cpu
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace lily::cpu {
+namespace lily::backend::cpu {
 
 HWY_EXPORT(swiglu_rows);
 HWY_EXPORT(sigmoid_gate_rows);
@@ -77,5 +77,5 @@ float log_decay(float a_log, float a, float dt_bias) {
   return -std::exp(a_log) * softplus;
 }
 
-}  // namespace lily::cpu
+}  // namespace lily::backend::cpu
 #endif

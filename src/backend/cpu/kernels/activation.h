@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace lily::cpu {
+namespace lily::backend::cpu {
 
 void swiglu(const float* gate, const float* up, float* y, int64_t n);       // y = silu(gate) * up
 void sigmoid_gate(const float* o, const float* gate, float* y, int64_t n);  // y = o * sigmoid(gate)
@@ -14,4 +14,4 @@ float sigmoid(float x);
 // (18) log decay -exp(a_log) * softplus(a + dt_bias), at most 0.
 float log_decay(float a_log, float a, float dt_bias);
 
-}  // namespace lily::cpu
+}  // namespace lily::backend::cpu

@@ -16,7 +16,7 @@
 // clang-format on
 
 HWY_BEFORE_NAMESPACE();
-namespace lily::cpu {
+namespace lily::backend::cpu {
 namespace HWY_NAMESPACE {
 
 constexpr int kDim = model::kHeadDim;
@@ -198,11 +198,11 @@ void finish(const Partial& sum, float* o) {
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace lily::cpu
+}  // namespace lily::backend::cpu
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace lily::cpu {
+namespace lily::backend::cpu {
 
 HWY_EXPORT(split_bf16);
 HWY_EXPORT(split_f32);
@@ -222,5 +222,5 @@ void merge_partial(Partial& sum, const Partial& next) { HWY_DYNAMIC_DISPATCH(mer
 
 void finish_partial(const Partial& sum, float* o) { HWY_DYNAMIC_DISPATCH(finish)(sum, o); }
 
-}  // namespace lily::cpu
+}  // namespace lily::backend::cpu
 #endif

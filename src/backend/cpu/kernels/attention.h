@@ -16,7 +16,7 @@
 
 #include "backend/cpu/kernels/kv_block.h"
 
-namespace lily::cpu {
+namespace lily::backend::cpu {
 
 inline constexpr int kSplitBlocks = 8;
 inline constexpr int kSplitKeys = kSplitBlocks * kKvKeys;
@@ -47,4 +47,4 @@ void attention_split(const KvLayer& kv, int head, std::span<const int32_t> block
 void merge_partial(Partial& sum, const Partial& next);
 void finish_partial(const Partial& sum, float* o);
 
-}  // namespace lily::cpu
+}  // namespace lily::backend::cpu

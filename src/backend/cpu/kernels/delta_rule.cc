@@ -14,7 +14,7 @@
 // clang-format on
 
 HWY_BEFORE_NAMESPACE();
-namespace lily::cpu {
+namespace lily::backend::cpu {
 namespace HWY_NAMESPACE {
 
 constexpr int kDim = model::kDeltaHeadDim;
@@ -83,15 +83,15 @@ void scan(const DeltaArgs& args) {
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace lily::cpu
+}  // namespace lily::backend::cpu
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace lily::cpu {
+namespace lily::backend::cpu {
 
 HWY_EXPORT(scan);
 
 void delta_rule_scan(const DeltaArgs& args) { HWY_DYNAMIC_DISPATCH(scan)(args); }
 
-}  // namespace lily::cpu
+}  // namespace lily::backend::cpu
 #endif

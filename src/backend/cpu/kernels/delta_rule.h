@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-namespace lily::cpu {
+namespace lily::backend::cpu {
 
 struct DeltaArgs {
   const float* q = nullptr;  // [n_rows, qk_stride]: 128 values a row, normalised and scaled
@@ -34,4 +34,4 @@ void delta_rule_scan(const DeltaArgs& args);
 // P4's ablation: the same in blocks of 32 tokens in WY form (delta_rule_ablation.cc).
 void delta_rule_blocks(const DeltaArgs& args);
 
-}  // namespace lily::cpu
+}  // namespace lily::backend::cpu

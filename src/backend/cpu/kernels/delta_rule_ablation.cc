@@ -12,7 +12,7 @@
 #include "backend/cpu/kernels/delta_rule.h"
 #include "model/dims.h"
 
-namespace lily::cpu {
+namespace lily::backend::cpu {
 namespace {
 
 constexpr int kDim = model::kDeltaHeadDim;
@@ -76,4 +76,4 @@ void delta_rule_blocks(const DeltaArgs& args) {
     block(args, first, static_cast<int>(std::min<int64_t>(kBlock, args.n_rows - first)), s);
 }
 
-}  // namespace lily::cpu
+}  // namespace lily::backend::cpu

@@ -32,7 +32,7 @@
 #endif
 
 LILY_BEFORE_DOT_NAMESPACE();
-namespace lily::cpu {
+namespace lily::backend::cpu {
 namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
@@ -307,7 +307,7 @@ HWY_INLINE void dot_tile_rows(const TileMatrix& w, int64_t tile_index, const Row
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace lily::cpu
+}  // namespace lily::backend::cpu
 HWY_AFTER_NAMESPACE();
 
 #endif

@@ -5,7 +5,7 @@
 #include "base/half.h"
 #include "pack/cpu_tiles.h"
 
-namespace lily::cpu {
+namespace lily::backend::cpu {
 namespace {
 
 uint32_t word(const uint8_t* line) {
@@ -49,4 +49,4 @@ void embed_row(const TileMatrix& w, int64_t row, float* y) {
   }
 }
 
-}  // namespace lily::cpu
+}  // namespace lily::backend::cpu

@@ -5,8 +5,8 @@
 
 #include "backend/cpu/kernels/linear.h"
 
-namespace lily::cpu {
+namespace lily::backend::cpu {
 
 void embed_row(const TileMatrix& w, int64_t row, float* y);
 
-}  // namespace lily::cpu
+}  // namespace lily::backend::cpu

@@ -2,7 +2,7 @@
 
 #include "base/half.h"
 
-namespace lily::cpu {
+namespace lily::backend::cpu {
 namespace {
 
 using plan::FloatType;
@@ -41,4 +41,4 @@ void load_value(const KvLayer& kv, int64_t block, int head, int key, float* v) {
   load<value_index>(kv.values(block, head), kv.type, key, v);
 }
 
-}  // namespace lily::cpu
+}  // namespace lily::backend::cpu

@@ -13,7 +13,7 @@
 #include "model/dims.h"
 #include "plan/policy.h"
 
-namespace lily::cpu {
+namespace lily::backend::cpu {
 
 inline constexpr int kKvKeys = 64;      // positions of a block
 inline constexpr int kKeyTile = 16;     // keys whose dims are interleaved
@@ -48,4 +48,4 @@ void store_value(const KvLayer& kv, int64_t block, int head, int key, const floa
 void load_key(const KvLayer& kv, int64_t block, int head, int key, float* k);
 void load_value(const KvLayer& kv, int64_t block, int head, int key, float* v);
 
-}  // namespace lily::cpu
+}  // namespace lily::backend::cpu

@@ -13,7 +13,7 @@
 // clang-format on
 
 LILY_BEFORE_DOT_NAMESPACE();
-namespace lily::cpu {
+namespace lily::backend::cpu {
 namespace HWY_NAMESPACE {
 
 // Activation rows that stay in L2 while the tiles of a call pass: at 2,048 columns 4 KiB a row.
@@ -83,11 +83,11 @@ void accumulate(const TileMatrix& w, int64_t tile, const RowRef& x, float weight
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace lily::cpu
+}  // namespace lily::backend::cpu
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace lily::cpu {
+namespace lily::backend::cpu {
 
 HWY_EXPORT(linear);
 HWY_EXPORT(gate_up);
@@ -107,5 +107,5 @@ void accumulate_tile(const TileMatrix& w, int64_t tile, const RowRef& x, float w
   HWY_DYNAMIC_DISPATCH(accumulate)(w, tile, x, weight, out);
 }
 
-}  // namespace lily::cpu
+}  // namespace lily::backend::cpu
 #endif

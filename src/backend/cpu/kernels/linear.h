@@ -10,7 +10,7 @@
 #include "backend/cpu/kernels/quantise.h"
 #include "model/weight.h"
 
-namespace lily::cpu {
+namespace lily::backend::cpu {
 
 inline constexpr int kMaxTileRows = 8;  // activation rows a tile is multiplied by at a time
 
@@ -42,6 +42,20 @@ struct InputRows {
   const int32_t* ids = nullptr;
   int32_t per_row = 1;
 
+  // The same from product row `first` on.
+  InputRows from(int64_t first) const {
+    InputRows rows = *this;
+    if (ids != nullptr) {
+      rows.ids += first;
+      return rows;
+    }
+    rows.x += first * x_stride;
+    if (quantised.planes != nullptr) {
+      rows.quantised.planes = quantised.row_planes(first);
+      rows.quantised.scales = quantised.row_scales(first);
+    }
+    return rows;
+  }
   int64_t source(int64_t i) const { return ids != nullptr ? ids[i] / per_row : i; }
   RowRef row(int64_t i) const {
     const int64_t from = source(i);
@@ -57,6 +71,10 @@ struct OutputRows {
   int64_t stride = 0;
   int64_t first_col = 0;
   const float* residual = nullptr;
+
+  OutputRows from(int64_t first) const {
+    return {y + first * stride, stride, first_col, residual == nullptr ? nullptr : residual + first * stride};
+  }
 };
 
 void linear_tiles(const TileMatrix& w, int64_t tile_begin, int64_t tile_end, const InputRows& x,
@@ -69,4 +87,4 @@ void gate_up_tiles(const TileMatrix& gate, const TileMatrix& up, int64_t tile_be
 // out[0 .. 16) += weight * (row `x` times one tile of w).
 void accumulate_tile(const TileMatrix& w, int64_t tile, const RowRef& x, float weight, float* out);
 
-}  // namespace lily::cpu
+}  // namespace lily::backend::cpu

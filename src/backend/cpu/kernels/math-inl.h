@@ -10,7 +10,7 @@
 #include <hwy/highway.h>
 
 HWY_BEFORE_NAMESPACE();
-namespace lily::cpu {
+namespace lily::backend::cpu {
 namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
@@ -50,7 +50,7 @@ HWY_INLINE float dot_of(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace lily::cpu
+}  // namespace lily::backend::cpu
 HWY_AFTER_NAMESPACE();
 
 #endif

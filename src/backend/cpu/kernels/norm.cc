@@ -14,7 +14,7 @@
 // clang-format on
 
 HWY_BEFORE_NAMESPACE();
-namespace lily::cpu {
+namespace lily::backend::cpu {
 namespace HWY_NAMESPACE {
 
 void rms(const float* x, const float* w, float* y, int64_t n) {
@@ -43,11 +43,11 @@ void gated(const float* o, const float* w, const float* z, float* y, int64_t n) 
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace lily::cpu
+}  // namespace lily::backend::cpu
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace lily::cpu {
+namespace lily::backend::cpu {
 
 HWY_EXPORT(rms);
 HWY_EXPORT(l2);
@@ -61,5 +61,5 @@ void gated_norm(const float* o, const float* w, const float* z, float* y, int64_
   HWY_DYNAMIC_DISPATCH(gated)(o, w, z, y, n);
 }
 
-}  // namespace lily::cpu
+}  // namespace lily::backend::cpu
 #endif

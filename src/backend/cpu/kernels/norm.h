@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-namespace lily::cpu {
+namespace lily::backend::cpu {
 
 // (2) y = x / sqrt(mean(x^2) + eps) * w.
 void rms_norm(const float* x, const float* w, float* y, int64_t n);
@@ -15,4 +15,4 @@ void l2_norm(const float* x, float scale, float* y, int64_t n);
 // (20) y = RMSNorm(o) * w * silu(z): norm first, gate second.
 void gated_norm(const float* o, const float* w, const float* z, float* y, int64_t n);
 
-}  // namespace lily::cpu
+}  // namespace lily::backend::cpu

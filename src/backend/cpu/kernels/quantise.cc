@@ -9,7 +9,7 @@
 // clang-format on
 
 HWY_BEFORE_NAMESPACE();
-namespace lily::cpu {
+namespace lily::backend::cpu {
 namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
@@ -77,11 +77,11 @@ void quantise(const float* HWY_RESTRICT x, int8_t* HWY_RESTRICT planes, GroupSca
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace lily::cpu
+}  // namespace lily::backend::cpu
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace lily::cpu {
+namespace lily::backend::cpu {
 
 HWY_EXPORT(quantise);
 
@@ -97,5 +97,5 @@ void quantise_groups(const float* x, const QuantisedRows& out, int64_t row, int6
    out.row_scales(row) + group_begin, group_end - group_begin);
 }
 
-}  // namespace lily::cpu
+}  // namespace lily::backend::cpu
 #endif

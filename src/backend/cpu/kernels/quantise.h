@@ -8,7 +8,7 @@
 
 #include "model/dims.h"
 
-namespace lily::cpu {
+namespace lily::backend::cpu {
 
 inline constexpr int kPlaneMax = 127 * 256 + 127;
 
@@ -43,4 +43,4 @@ inline void quantise_row(const float* x, const QuantisedRows& out, int64_t row) 
   quantise_groups(x, out, row, 0, out.n_groups);
 }
 
-}  // namespace lily::cpu
+}  // namespace lily::backend::cpu

@@ -4,7 +4,7 @@
 
 #include "backend/cpu/kernels/norm.h"
 
-namespace lily::cpu {
+namespace lily::backend::cpu {
 
 std::array<double, kRotaryPairs> rope_frequencies(double theta) {
   std::array<double, kRotaryPairs> frequencies;
@@ -32,4 +32,4 @@ void head_norm_rope(const float* x, const float* w, const RopeRow& rope, float* 
   }
 }
 
-}  // namespace lily::cpu
+}  // namespace lily::backend::cpu

@@ -8,7 +8,7 @@
 
 #include "model/dims.h"
 
-namespace lily::cpu {
+namespace lily::backend::cpu {
 
 inline constexpr int kRotaryPairs = model::kRotaryDim / 2;
 
@@ -22,4 +22,4 @@ RopeRow rope_row(const std::array<double, kRotaryPairs>& frequencies, int64_t po
 // x, y: [256]; may be the same.
 void head_norm_rope(const float* x, const float* w, const RopeRow& rope, float* y);
 
-}  // namespace lily::cpu
+}  // namespace lily::backend::cpu

@@ -14,7 +14,7 @@
 // clang-format on
 
 HWY_BEFORE_NAMESPACE();
-namespace lily::cpu {
+namespace lily::backend::cpu {
 namespace HWY_NAMESPACE {
 
 // p[i] = exp(logits[i] - max): the softmax up to a factor that the renormalisation cancels.
@@ -29,11 +29,11 @@ void exponentials(const float* logits, int n, float* p) {
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace lily::cpu
+}  // namespace lily::backend::cpu
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace lily::cpu {
+namespace lily::backend::cpu {
 
 HWY_EXPORT(exponentials);
 
@@ -58,5 +58,5 @@ void router_top(const float* logits, int n_experts, float* p, int32_t* ids, floa
   for (int j = 0; j < k; ++j) weights[j] /= sum;
 }
 
-}  // namespace lily::cpu
+}  // namespace lily::backend::cpu
 #endif

@@ -10,7 +10,7 @@
 // clang-format on
 
 HWY_BEFORE_NAMESPACE();
-namespace lily::cpu {
+namespace lily::backend::cpu {
 namespace HWY_NAMESPACE {
 
 void conv(const ConvArgs& a, int64_t begin, int64_t end) {
@@ -43,11 +43,11 @@ void conv(const ConvArgs& a, int64_t begin, int64_t end) {
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace lily::cpu
+}  // namespace lily::backend::cpu
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace lily::cpu {
+namespace lily::backend::cpu {
 
 HWY_EXPORT(conv);
 
@@ -55,5 +55,5 @@ void short_conv(const ConvArgs& args, int64_t begin, int64_t end) {
   HWY_DYNAMIC_DISPATCH(conv)(args, begin, end);
 }
 
-}  // namespace lily::cpu
+}  // namespace lily::backend::cpu
 #endif

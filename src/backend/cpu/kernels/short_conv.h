@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace lily::cpu {
+namespace lily::backend::cpu {
 
 struct ConvArgs {
   const float* x = nullptr;  // [n_rows, x_stride], before convolution
@@ -22,4 +22,4 @@ struct ConvArgs {
 // Channels [begin, end), multiples of 16. Column c of x is channel c, and of y.
 void short_conv(const ConvArgs& args, int64_t begin, int64_t end);
 
-}  // namespace lily::cpu
+}  // namespace lily::backend::cpu

@@ -13,7 +13,7 @@
 // clang-format on
 
 HWY_BEFORE_NAMESPACE();
-namespace lily::cpu {
+namespace lily::backend::cpu {
 namespace HWY_NAMESPACE {
 
 SimdTarget this_target() {
@@ -31,11 +31,11 @@ SimdTarget this_target() {
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace lily::cpu
+}  // namespace lily::backend::cpu
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace lily::cpu {
+namespace lily::backend::cpu {
 
 HWY_EXPORT(this_target);
 
@@ -89,5 +89,5 @@ void force_target(SimdTarget target) {
     if (known.target == target) hwy::SetSupportedTargetsForTest(known.bit);
 }
 
-}  // namespace lily::cpu
+}  // namespace lily::backend::cpu
 #endif

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace lily::cpu {
+namespace lily::backend::cpu {
 
 enum class SimdTarget { avx512_vnni, avx2, ssse3, neon, scalar };
 
@@ -20,4 +20,4 @@ SimdTarget current_target();
 // Makes all kernels use one of runnable_targets(). For tests and benchmarks, while no kernel runs.
 void force_target(SimdTarget target);
 
-}  // namespace lily::cpu
+}  // namespace lily::backend::cpu

@@ -4,7 +4,7 @@
 
 #include "tests/backend/cpu/kernels/kernel_test.h"
 
-namespace lily::cpu {
+namespace lily::backend::cpu {
 namespace {
 
 using plan::FloatType;
@@ -144,4 +144,4 @@ TEST(KvBlock, EveryElementHasOnePlace) {
 LILY_FOR_EACH_TARGET(Attention);
 
 }  // namespace
-}  // namespace lily::cpu
+}  // namespace lily::backend::cpu

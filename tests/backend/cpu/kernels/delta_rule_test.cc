@@ -3,7 +3,7 @@
 #include "backend/cpu/kernels/norm.h"
 #include "tests/backend/cpu/kernels/kernel_test.h"
 
-namespace lily::cpu {
+namespace lily::backend::cpu {
 namespace {
 
 constexpr int kDim = 128;
@@ -133,4 +133,4 @@ TEST_P(DeltaRule, NoRowsCopyTheState) {
 LILY_FOR_EACH_TARGET(DeltaRule);
 
 }  // namespace
-}  // namespace lily::cpu
+}  // namespace lily::backend::cpu

@@ -9,7 +9,7 @@
 #include "backend/cpu/kernels/short_conv.h"
 #include "tests/backend/cpu/kernels/kernel_test.h"
 
-namespace lily::cpu {
+namespace lily::backend::cpu {
 namespace {
 
 class Norm : public PerTarget {};
@@ -239,4 +239,4 @@ LILY_FOR_EACH_TARGET(Rope);
 LILY_FOR_EACH_TARGET(ShortConv);
 
 }  // namespace
-}  // namespace lily::cpu
+}  // namespace lily::backend::cpu

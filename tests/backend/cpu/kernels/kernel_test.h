@@ -19,7 +19,7 @@
 #include "base/half.h"
 #include "pack/cpu_tiles.h"
 
-namespace lily::cpu {
+namespace lily::backend::cpu {
 
 inline constexpr double kEps = 0x1p-24;  // half a unit in the last place of 1, fp32
 
@@ -158,4 +158,4 @@ struct Worst {
   EXPECT_LE((worst).ratio, 1.0) << "coordinate " << (worst).at << ": got " << (worst).got << ", expected " \
                                 << (worst).want << ", allowed error " << (worst).allowed
 
-}  // namespace lily::cpu
+}  // namespace lily::backend::cpu

@@ -2,7 +2,7 @@
 
 #include "tests/backend/cpu/kernels/kernel_test.h"
 
-namespace lily::cpu {
+namespace lily::backend::cpu {
 namespace {
 
 using model::Storage;
@@ -237,4 +237,4 @@ LILY_FOR_EACH_TARGET(Quantise);
 LILY_FOR_EACH_TARGET(LinearTiles);
 
 }  // namespace
-}  // namespace lily::cpu
+}  // namespace lily::backend::cpu
