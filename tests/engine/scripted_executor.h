@@ -201,6 +201,7 @@ class ScriptedExecutor final : public Executor {
     History history;
     if (s.src != backend::kNoState) {
       const auto& state = states_.at(static_cast<size_t>(s.src));
+      if (!state && failure_in_flight()) return run_lost(step, s, flight, output);
       LILY_CHECK(state.has_value(), "state slot {} is undefined", static_cast<int>(s.src));
       history = *state;
     }
@@ -224,6 +225,21 @@ class ScriptedExecutor final : public Executor {
     auto& target = states_.at(static_cast<size_t>(s.dst));
     target.reset();
     if (!fails) target = std::move(history);
+  }
+
+  bool failure_in_flight() const {
+    for (const Flight& f : flights_)
+      if (f.index >= fail_every_wait_from || fail_wait.contains(f.index)) return true;
+    return false;
+  }
+
+  // Nobody knows yet that the step before has failed: this one computes nonsense.
+  void run_lost(const Step& step, const backend::Segment& s, Flight& flight, size_t& output) {
+    for (int p = s.position; p < s.position + s.n_rows; ++p)
+      kv_.at(static_cast<size_t>(block(step, s, p / 64)))[static_cast<size_t>(p % 64)] = kPoison;
+    states_.at(static_cast<size_t>(s.dst)).reset();
+    while (output < step.output_rows.size() && step.output_rows[output] < s.first_row + s.n_rows)
+      write_output(step, s, {}, flight, output++);
   }
 
   void write_output(const Step& step, const backend::Segment& s, const History& history, Flight& flight,
