@@ -19,7 +19,8 @@ TEST(Sha256, PiecesDoNotMatter) {
   const std::string bytes(1000, 'x');
   for (size_t step : {1, 7, 63, 64, 65, 129}) {
     Sha256 hash;
-    for (size_t pos = 0; pos < bytes.size(); pos += step) hash.update(std::string_view(bytes).substr(pos, step));
+    for (size_t pos = 0; pos < bytes.size(); pos += step)
+      hash.update(std::string_view(bytes).substr(pos, step));
     EXPECT_EQ(hash.finish_hex(), sha256_hex(bytes)) << step;
   }
 }
