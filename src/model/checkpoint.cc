@@ -204,6 +204,12 @@ void Checkpoint::read(const Part& part, int64_t offset, std::span<std::byte> out
   if (n_bytes >= kReleaseBytes) file.release_cached(start, out.size());
 }
 
+void Checkpoint::release_cached(const StoredWeight& weight) const {
+  for (const Part* part : {&weight.codes, &weight.scales, &weight.biases, &weight.values})
+    if (part->n_bytes > 0)
+      files_[part->file].release_cached(part->offset, static_cast<uint64_t>(part->n_bytes));
+}
+
 std::string Checkpoint::id() const {
   // Headers do not tell two trainings of one model apart, so samples of the data are taken too.
   constexpr uint64_t kSamples = 64, kSampleBytes = 4096;
