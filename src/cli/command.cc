@@ -16,9 +16,8 @@ void add_model_options(CLI::App& command, ModelOptions& options) {
                      "Folder of a checkpoint, or the name of one that has been pulled");
   command.add_option("--backend", options.backend, "auto, reference, cpu, cuda, metal or metal-emulated")
       ->capture_default_str();
-  command.add_option("--kv", options.kv, "Type of the KV cache")
-      ->check(CLI::IsMember({"bf16", "f32"}))
-      ->capture_default_str();
+  command.add_option("--kv", options.kv, "Type of the KV cache (default: the backend's; cpu and GPUs: bf16)")
+      ->check(CLI::IsMember({"bf16", "f32"}));
   command.add_option("--threads", options.threads, "Threads of the CPU backends; 0: physical cores")
       ->check(CLI::Range(0, 1024));
   command.add_option("--ctx", options.ctx, "Tokens of context; 0: what fits, at most the model's limit")
@@ -41,15 +40,14 @@ plan::Policy chosen_policy(const backend::Device& device, const model::Dims& dim
   return policy;
 }
 
-std::unique_ptr<backend::Device> load_device(const model::Checkpoint& checkpoint,
-                                             const ModelOptions& options) {
-  auto device = backend::make_device(options.backend, {.threads = options.threads});
-  ProgressBar bar("loading");
-  device->load(checkpoint, [&](int64_t done, int64_t total) {
-    bar.update(done, total);
-    return !interrupted();
-  });
-  return device;
+engine::LoadOptions load_options(const ModelOptions& options) {
+  engine::LoadOptions load{.backend = options.backend,
+                           .threads = options.threads,
+                           .disable = plan::parse_mechanisms(options.disable)};
+  if (options.kv == "f32") load.kv = plan::FloatType::f32;
+  if (options.kv == "bf16") load.kv = plan::FloatType::bf16;
+  load.memory.context = options.ctx;
+  return load;
 }
 
 std::atomic<bool>& interrupted() {

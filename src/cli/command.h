@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "engine/load.h"
 #include "model/checkpoint.h"
 #include "plan/policy.h"
 
@@ -32,7 +33,7 @@ void add_version(CLI::App& app, Action& action);
 struct ModelOptions {
   std::string model;  // empty: find_model's default
   std::string backend = "auto";
-  std::string kv = "bf16";
+  std::string kv;       // empty: the backend's
   int threads = 0;      // 0: physical cores
   int ctx = 0;          // 0: what fits, at most the model's own limit
   std::string disable;  // mechanisms, "P1,D3"

@@ -26,7 +26,8 @@ std::string processor_name() {
 #else
   std::ifstream in("/proc/cpuinfo");
   for (std::string line; std::getline(in, line);)
-    if (line.starts_with("model name") && line.find(": ") != std::string::npos) return line.substr(line.find(": ") + 2);
+    if (line.starts_with("model name") && line.find(": ") != std::string::npos)
+      return line.substr(line.find(": ") + 2);
 #endif
   return "CPU";
 }
@@ -71,8 +72,8 @@ class CpuDevice final : public Device {
     p.group_experts_from_rows = kMaxTileRows + 1;
     p.fixed_blocks_from_context = kFixedBlocksFrom;
     p.max_decode_rows = kMaxTileRows;
-    for (const Mechanism m : {Mechanism::p1, Mechanism::p4, Mechanism::p5, Mechanism::d3, Mechanism::d4, Mechanism::d6,
-                              Mechanism::d7})
+    for (const Mechanism m : {Mechanism::p1, Mechanism::p4, Mechanism::p5, Mechanism::d3, Mechanism::d4,
+                              Mechanism::d6, Mechanism::d7})
       p.mechanisms.set(static_cast<size_t>(m));
     return p;
   }
@@ -143,7 +144,8 @@ class CpuDevice final : public Device {
   void for_each_head(int n_tokens, F f) const {
     const int n_heads = weights().dims().n_kv_heads;
     for (int key = 0; key < n_tokens; ++key)
-      for (int head = 0; head < n_heads; ++head) f(head, key, (int64_t{key} * n_heads + head) * model::kHeadDim);
+      for (int head = 0; head < n_heads; ++head)
+        f(head, key, (int64_t{key} * n_heads + head) * model::kHeadDim);
   }
 
   ThreadPool pool_;

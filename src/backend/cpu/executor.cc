@@ -1,6 +1,5 @@
 #include "backend/cpu/executor.h"
 
-#include <thread>
 #include <utility>
 
 #include "base/error.h"
@@ -8,8 +7,9 @@
 namespace lily::backend::cpu {
 namespace {
 
-// Barriers are microseconds apart; after this many polls another program seems to need the core.
-constexpr int kPollsBeforeYield = 2000;
+// Barriers are microseconds apart, so a thread polls; after this many polls (some 50 microseconds) another
+// program seems to have the core of a thread that is waited for, and sleeping leaves it more.
+constexpr int kPollsBeforeSleep = 2000;
 
 inline void pause_briefly() {
 #if defined(__x86_64__)
@@ -77,13 +77,14 @@ void Executor::barrier() {
   if (n_arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == n_threads) {
     n_arrived_.store(0, std::memory_order_relaxed);
     generation_.store(generation + 1, std::memory_order_release);
+    generation_.notify_all();
     return;
   }
-  int polls = 0;
-  while (generation_.load(std::memory_order_acquire) == generation) {
-    if (++polls < kPollsBeforeYield) pause_briefly();
-    else std::this_thread::yield();
+  for (int poll = 0; poll < kPollsBeforeSleep; ++poll) {
+    if (generation_.load(std::memory_order_acquire) != generation) return;
+    pause_briefly();
   }
+  generation_.wait(generation, std::memory_order_acquire);
 }
 
 }  // namespace lily::backend::cpu

@@ -1,6 +1,6 @@
-// Runs the lowered ops of a step on the pool's threads. All threads walk through the same intervals; the units of an
-// interval are handed out one by one, and a barrier stands behind each. Which thread runs a unit does not matter to the
-// result, so neither does the number of threads.
+// Runs the lowered ops of a step on the pool's threads. All threads walk through the same intervals; the
+// units of an interval are handed out one by one, and a barrier stands behind each. Which thread runs a unit
+// does not matter to the result, so neither does the number of threads.
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,8 @@
 
 namespace lily::backend::cpu {
 
-// Memory that programs share, since only one runs at a time: values and ops' extra memory, and one block a thread.
+// Memory that programs share, since only one runs at a time: values and ops' extra memory, and one block a
+// thread.
 class Scratch {
  public:
   explicit Scratch(int n_threads) : workers_(static_cast<size_t>(n_threads)) {}

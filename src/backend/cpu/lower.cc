@@ -29,9 +29,12 @@ int64_t reserve_worker(Lowered& op, int64_t bytes) {
   return offset;
 }
 
-PreparedRows::PreparedRows(const LowerContext& context, Lowered& op, plan::View x, std::optional<plan::WeightId> norm,
-                           bool quantise, plan::ValueId normed_copy)
-    : x_(x), quantise_(quantise), in_worker_(context.is_small()), normed_copy_(normed_copy),
+PreparedRows::PreparedRows(const LowerContext& context, Lowered& op, plan::View x,
+                           std::optional<plan::WeightId> norm, bool quantise, plan::ValueId normed_copy)
+    : x_(x),
+      quantise_(quantise),
+      in_worker_(context.is_small()),
+      normed_copy_(normed_copy),
       rows_bound_(plan::rows_bound(context.plan, context.plan.value(x.value))) {
   const auto reserve = [&](int64_t bytes) {
     return in_worker_ ? reserve_worker(op, bytes) : reserve_extra(context, op, bytes);
@@ -51,7 +54,8 @@ InputRows PreparedRows::rows(const Step& step, const Worker& worker) const {
   InputRows rows;
   rows.x = norm_ != nullptr ? reinterpret_cast<const float*>(base(step, worker) + offset_) : step.data(x_);
   rows.x_stride = norm_ != nullptr ? x_.n_cols : step.stride(x_);
-  if (quantise_) rows.quantised = quantised_rows(base(step, worker) + quantised_offset_, rows_bound_, x_.n_cols);
+  if (quantise_)
+    rows.quantised = quantised_rows(base(step, worker) + quantised_offset_, rows_bound_, x_.n_cols);
   return rows;
 }
 

@@ -1,5 +1,5 @@
-// From ops to work for threads. A lowered op is a list of phases; a phase is a number of independent units. Between the
-// phases of an op stands a barrier; the n-th phases of all ops of a stage run together.
+// From ops to work for threads. A lowered op is a list of phases; a phase is a number of independent units.
+// Between the phases of an op stands a barrier; the n-th phases of all ops of a stage run together.
 #pragma once
 
 #include <cstddef>
@@ -22,8 +22,9 @@ struct Worker {
 struct Phase {
   std::function<int64_t(const Step&)> n_units;
   std::function<void(const Step&, Worker&, int64_t unit)> run;
-  // Called by a thread once, before its first unit of this phase, if set: what is cheaper to do in every thread than to
-  // wait for. Fills the worker's scratch memory, which belongs to the phase until the thread leaves it.
+  // Called by a thread once, before its first unit of this phase, if set: what is cheaper to do in every
+  // thread than to wait for. Fills the worker's scratch memory, which belongs to the phase until the thread
+  // leaves it.
   std::function<void(const Step&, Worker&)> prepare;
 };
 

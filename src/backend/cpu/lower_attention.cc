@@ -37,7 +37,8 @@ struct Output {
     finish_partial(sum, o);
     if (gate) apply_gate(step, *gate, row, head, o, o);
   }
-  static void apply_gate(const Step& step, const plan::View& gate, int64_t row, int64_t head, const float* o, float* y) {
+  static void apply_gate(const Step& step, const plan::View& gate, int64_t row, int64_t head, const float* o,
+                         float* y) {
     sigmoid_gate(o, step.data(gate) + row * step.stride(gate) + head * 2 * kHeadDim + kHeadDim, y, kHeadDim);
   }
 };
@@ -47,14 +48,15 @@ struct Heads {
   int64_t group() const { return q / kv; }
 };
 
-// Queries that share the reading of a key. D6's ablation reads it again for each; results are the same to the bit.
+// Queries that share the reading of a key. D6's ablation reads it again for each; results are the same to the
+// bit.
 void run_split(const Step& step, int layer, int64_t kv_head, const Segment& segment, int64_t split,
                std::span<const Query> queries, Partial* const* partials) {
   const KvLayer kv = step.memory().kv(layer);
   const size_t together = step.plan().policy.pack_query_heads ? queries.size() : 1;
   for (size_t i = 0; i < queries.size(); i += together)
-    attention_split(kv, static_cast<int>(kv_head), step.blocks_of(segment), split, queries.subspan(i, together),
-                    partials + i);
+    attention_split(kv, static_cast<int>(kv_head), step.blocks_of(segment), split,
+                    queries.subspan(i, together), partials + i);
 }
 
 Query query_of(const Step& step, plan::ValueId q, int64_t row, int64_t head) {
@@ -96,7 +98,8 @@ void add_general(Lowered& op, int layer, Heads heads, plan::ValueId q, const Out
 }
 
 // D7: the splits of a long cache go to different threads and meet in a second phase, in rising order.
-void add_fixed_blocks(Lowered& op, const LowerContext& c, int layer, Heads heads, plan::ValueId q, const Output& out) {
+void add_fixed_blocks(Lowered& op, const LowerContext& c, int layer, Heads heads, plan::ValueId q,
+                      const Output& out) {
   const int64_t most_splits = n_splits(c.plan.shape.context);
   const int64_t partials_at =
       reserve_extra(c, op, c.plan.shape.rows * heads.q * most_splits * static_cast<int64_t>(sizeof(Partial)));
@@ -132,12 +135,14 @@ void add_fixed_blocks(Lowered& op, const LowerContext& c, int layer, Heads heads
                        {}});
 }
 
-Lowered lower_attention(const LowerContext& c, int layer, plan::AttentionPath path, plan::ValueId q, const Output& out) {
+Lowered lower_attention(const LowerContext& c, int layer, plan::AttentionPath path, plan::ValueId q,
+                        const Output& out) {
   const Heads heads{c.dims().n_q_heads, c.dims().n_kv_heads};
   LILY_CHECK(heads.group() <= kMaxQueries, "{} query heads a KV head", heads.group());
   Lowered op;
   // Many rows fill the threads by themselves.
-  if (path == plan::AttentionPath::fixed_blocks && c.is_small()) add_fixed_blocks(op, c, layer, heads, q, out);
+  if (path == plan::AttentionPath::fixed_blocks && c.is_small())
+    add_fixed_blocks(op, c, layer, heads, q, out);
   else add_general(op, layer, heads, q, out);
   return op;
 }
@@ -164,7 +169,8 @@ Lowered lower_op(const plan::KvAppend& o, const LowerContext& c) {
     const CachePlace place = place_of(step, row);
     for (int head = 0; head < n_kv_heads; ++head) {
       store_key(kv, place.block, head, place.key, step.data(o.k) + row * step.stride(o.k) + head * kHeadDim);
-      store_value(kv, place.block, head, place.key, step.data(o.v) + row * step.stride(o.v) + head * kHeadDim);
+      store_value(kv, place.block, head, place.key,
+                  step.data(o.v) + row * step.stride(o.v) + head * kHeadDim);
     }
   });
   return op;
@@ -175,26 +181,26 @@ Lowered lower_op(const plan::QkPrepare& o, const LowerContext& c) {
   const float* q_norm = c.weights.vector({Weight::q_norm, o.layer}).data();
   const float* k_norm = c.weights.vector({Weight::k_norm, o.layer}).data();
   const int64_t q_heads = c.dims().n_q_heads, kv_heads = c.dims().n_kv_heads;
-  op.phases.push_back({[=](const Step& step) { return step.n_rows() * (q_heads + kv_heads); },
-                       [=](const Step& step, Worker&, int64_t unit) {
-                         const int64_t row = unit / (q_heads + kv_heads), head = unit % (q_heads + kv_heads);
-                         if (head < q_heads) {
-                           head_norm_rope(step.data(o.q_gate) + row * step.stride(o.q_gate) + head * 2 * kHeadDim,
-                                          q_norm, step.rope(row),
-                                          step.data(o.q) + row * step.stride(o.q) + head * kHeadDim);
-                           return;
-                         }
-                         const auto kv_head = static_cast<int>(head - q_heads);
-                         const KvLayer kv = step.memory().kv(o.layer);
-                         const CachePlace place = place_of(step, row);
-                         float k[kHeadDim];
-                         head_norm_rope(step.data(o.k) + row * step.stride(o.k) + kv_head * kHeadDim, k_norm,
-                                        step.rope(row), k);
-                         store_key(kv, place.block, kv_head, place.key, k);
-                         store_value(kv, place.block, kv_head, place.key,
-                                     step.data(o.v) + row * step.stride(o.v) + kv_head * kHeadDim);
-                       },
-                       {}});
+  op.phases.push_back(
+      {[=](const Step& step) { return step.n_rows() * (q_heads + kv_heads); },
+       [=](const Step& step, Worker&, int64_t unit) {
+         const int64_t row = unit / (q_heads + kv_heads), head = unit % (q_heads + kv_heads);
+         if (head < q_heads) {
+           head_norm_rope(step.data(o.q_gate) + row * step.stride(o.q_gate) + head * 2 * kHeadDim, q_norm,
+                          step.rope(row), step.data(o.q) + row * step.stride(o.q) + head * kHeadDim);
+           return;
+         }
+         const auto kv_head = static_cast<int>(head - q_heads);
+         const KvLayer kv = step.memory().kv(o.layer);
+         const CachePlace place = place_of(step, row);
+         float k[kHeadDim];
+         head_norm_rope(step.data(o.k) + row * step.stride(o.k) + kv_head * kHeadDim, k_norm, step.rope(row),
+                        k);
+         store_key(kv, place.block, kv_head, place.key, k);
+         store_value(kv, place.block, kv_head, place.key,
+                     step.data(o.v) + row * step.stride(o.v) + kv_head * kHeadDim);
+       },
+       {}});
   return op;
 }
 

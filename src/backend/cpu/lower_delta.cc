@@ -19,14 +19,14 @@ using model::Weight;
 constexpr float kQueryScale = 0.08838834764831845f;  // 128^-0.5
 constexpr int64_t kConvChunk = 128;                  // channels of a unit
 
-const float* state_in(const Step& step, const Segment& s, float* (Memory::*state)(backend::StateSlot, int) const,
-                      int layer) {
+const float* state_in(const Step& step, const Segment& s,
+                      float* (Memory::*state)(backend::StateSlot, int) const, int layer) {
   return s.src == backend::kNoState ? nullptr : (step.memory().*state)(s.src, layer);
 }
 
 // Convolution of a segment's rows; y's column 0 is channel 0.
-ConvArgs conv_args(const Step& step, const Segment& s, int layer, const float* w, const plan::View& x, float* y,
-                   int64_t y_stride) {
+ConvArgs conv_args(const Step& step, const Segment& s, int layer, const float* w, const plan::View& x,
+                   float* y, int64_t y_stride) {
   return {.x = step.data(x) + s.first_row * step.stride(x),
           .x_stride = step.stride(x),
           .y = y,
@@ -43,7 +43,8 @@ struct GateWeights {
   const float* a_log;
   const float* dt_bias;
   GateWeights(const LowerContext& c, int layer)
-      : a_log(c.weights.vector({Weight::a_log, layer}).data()), dt_bias(c.weights.vector({Weight::dt_bias, layer}).data()) {}
+      : a_log(c.weights.vector({Weight::a_log, layer}).data()),
+        dt_bias(c.weights.vector({Weight::dt_bias, layer}).data()) {}
   float g(int64_t head, float a) const { return log_decay(a_log[head], a, dt_bias[head]); }
 };
 
@@ -78,8 +79,8 @@ DeltaArgs rule_args(const Step& step, const Op& o, const Segment& s, int64_t hea
   return args;
 }
 
-void norm_head(const Step& step, const float* w, const Segment& s, int64_t head, plan::ValueId o, const plan::View& z,
-               plan::ValueId y) {
+void norm_head(const Step& step, const float* w, const Segment& s, int64_t head, plan::ValueId o,
+               const plan::View& z, plan::ValueId y) {
   for (int64_t row = s.first_row; row < s.first_row + s.n_rows; ++row) {
     const int64_t at = head * kDeltaHeadDim;
     gated_norm(step.data(o) + row * step.stride(o) + at, w, step.data(z) + row * step.stride(z) + at,
@@ -186,7 +187,8 @@ Lowered lower_op(const plan::DeltaMixer& o, const LowerContext& c) {
          auto* g = reinterpret_cast<float*>(worker.scratch + gates_at);
          float* beta = g + rows;
          const auto convolve = [&](int64_t first, int64_t n, int64_t column) {
-           short_conv(conv_args(step, s, o.layer, conv_w, o.qkv, mixed + column - first, kWidth), first, first + n);
+           short_conv(conv_args(step, s, o.layer, conv_w, o.qkv, mixed + column - first, kWidth), first,
+                      first + n);
          };
          convolve(key_head * kDeltaHeadDim, kDeltaHeadDim, 0);
          convolve(keys + key_head * kDeltaHeadDim, kDeltaHeadDim, kDeltaHeadDim);

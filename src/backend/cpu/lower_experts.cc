@@ -1,5 +1,6 @@
-// Routing and experts. Without groups (few rows) a unit is one assignment and some tiles of its expert; with groups it
-// is one expert, some of its tiles, and all rows that were sent there: a tile is read from memory once.
+// Routing and experts. Without groups (few rows) a unit is one assignment and some tiles of its expert; with
+// groups it is one expert, some of its tiles, and all rows that were sent there: a tile is read from memory
+// once.
 #include <algorithm>
 #include <numeric>
 #include <vector>
@@ -57,8 +58,11 @@ struct Piece {
 class Pieces {
  public:
   Pieces(const LowerContext& c, const Routing& routing, const TileMatrix& shape)
-      : routing_(routing), n_experts_(c.dims().n_experts), n_tiles_(shape.n_tiles()),
-        tiles_per_unit_(tiles_per_unit(shape)), n_ranges_((n_tiles_ + tiles_per_unit_ - 1) / tiles_per_unit_) {}
+      : routing_(routing),
+        n_experts_(c.dims().n_experts),
+        n_tiles_(shape.n_tiles()),
+        tiles_per_unit_(tiles_per_unit(shape)),
+        n_ranges_((n_tiles_ + tiles_per_unit_ - 1) / tiles_per_unit_) {}
 
   int64_t count(const Step& step) const {
     return (routing_.grouped() ? n_experts_ : step.n_rows() * kExpertsPerToken) * n_ranges_;
@@ -108,9 +112,9 @@ int64_t routed_row(const Step& step, const Routing& routing, int64_t token, int6
 }
 
 // (26) columns [first, first + n) of a token, n a multiple of 16.
-void combine(const Step& step, const Routing& routing, ValueId weights, const float* experts, int64_t experts_stride,
-             const float* shared, float shared_weight, const float* residual, float* out, int64_t token, int64_t first,
-             int64_t n, float* sum) {
+void combine(const Step& step, const Routing& routing, ValueId weights, const float* experts,
+             int64_t experts_stride, const float* shared, float shared_weight, const float* residual,
+             float* out, int64_t token, int64_t first, int64_t n, float* sum) {
   std::fill_n(sum, n, 0.0f);
   for (int64_t j = 0; j < kExpertsPerToken; ++j)
     multiply_add(experts + routed_row(step, routing, token, j) * experts_stride + first,
@@ -123,7 +127,8 @@ void add_router_phase(Lowered& op, const LowerContext& c, plan::View logits, Val
   const int n_experts = c.dims().n_experts;
   const int64_t at = reserve_worker(op, (n_experts + 15) / 16 * 16 * 4);
   add_row_phase(op, logits.value, [=](const Step& step, Worker& worker, int64_t row) {
-    router_top(step.data(logits) + row * step.stride(logits), n_experts, reinterpret_cast<float*>(worker.scratch + at),
+    router_top(step.data(logits) + row * step.stride(logits), n_experts,
+               reinterpret_cast<float*>(worker.scratch + at),
                step.data<int32_t>(ids) + row * kExpertsPerToken, step.data(weights) + row * kExpertsPerToken);
   });
 }
@@ -139,8 +144,8 @@ Lowered lower_op(const plan::RouterTop& o, const LowerContext& c) {
 Lowered lower_op(const plan::NormRouter& o, const LowerContext& c) {
   Lowered op;
   const auto weights = matrices(c, {{Weight::router, o.layer}, {Weight::shared_gate, o.layer}});
-  const PreparedRows rows(c, op, whole(c, o.x), plan::WeightId{Weight::post_norm, o.layer}, any_quantised(weights),
-                          o.normed);
+  const PreparedRows rows(c, op, whole(c, o.x), plan::WeightId{Weight::post_norm, o.layer},
+                          any_quantised(weights), o.normed);
   add_linear_phase(op, c, weights, rows, o.x, o.logits);
   add_router_phase(op, c, {o.logits, 0, c.dims().n_experts}, o.ids, o.weights);
   return op;
@@ -150,44 +155,44 @@ Lowered lower_op(const plan::ExpertGroups& o, const LowerContext& c) {
   Lowered op;
   const int64_t n_experts = c.dims().n_experts;
   const int64_t heavy_at = reserve_worker(op, n_experts * 4);
-  op.phases.push_back(
-      {[](const Step&) { return int64_t{1}; },
-       [=](const Step& step, Worker& worker, int64_t) {
-         const int64_t n = step.n_rows() * kExpertsPerToken;
-         const int32_t* ids = step.data<int32_t>(o.ids);
-         int32_t* offsets = step.data<int32_t>(o.offsets);
-         int32_t* order = step.data<int32_t>(o.order);
-         int32_t* position = step.data<int32_t>(o.position);
-         std::fill_n(offsets, n_experts + 1, 0);
-         for (int64_t a = 0; a < n; ++a) ++offsets[ids[a] + 1];
-         std::partial_sum(offsets, offsets + n_experts + 1, offsets);
-         // Places assignments, moving each offset to its expert's end; then moves all back.
-         for (int64_t a = 0; a < n; ++a) {
-           position[a] = offsets[ids[a]]++;
-           order[position[a]] = static_cast<int32_t>(a);
-         }
-         std::copy_backward(offsets, offsets + n_experts, offsets + n_experts + 1);
-         offsets[0] = 0;
-         const auto load = [&](int32_t e) { return offsets[e + 1] - offsets[e]; };
-         auto* heavy = reinterpret_cast<int32_t*>(worker.scratch + heavy_at);
-         std::iota(heavy, heavy + n_experts, 0);
-         std::sort(heavy, heavy + n_experts,
-                   [&](int32_t a, int32_t b) { return load(a) != load(b) ? load(a) > load(b) : a < b; });
-         int32_t* block = step.data<int32_t>(o.blocks);
-         int32_t n_blocks = 0;
-         for (const int32_t* e = heavy; e != heavy + n_experts; ++e) {
-           const int32_t tile = load(*e) >= o.tile.large_from ? o.tile.large : o.tile.small;
-           for (int32_t first = 0; first < load(*e); first += tile, block += 4, ++n_blocks) {
-             block[0] = *e;
-             block[1] = offsets[*e] + first;
-             block[2] = std::min(tile, load(*e) - first);
-             block[3] = 0;
-           }
-         }
-         const int32_t arguments[4] = {n_blocks, 1, 1, 0};
-         std::copy_n(arguments, 4, step.data<int32_t>(o.n_blocks));
-       },
-       {}});
+  op.phases.push_back({[](const Step&) { return int64_t{1}; },
+                       [=](const Step& step, Worker& worker, int64_t) {
+                         const int64_t n = step.n_rows() * kExpertsPerToken;
+                         const int32_t* ids = step.data<int32_t>(o.ids);
+                         int32_t* offsets = step.data<int32_t>(o.offsets);
+                         int32_t* order = step.data<int32_t>(o.order);
+                         int32_t* position = step.data<int32_t>(o.position);
+                         std::fill_n(offsets, n_experts + 1, 0);
+                         for (int64_t a = 0; a < n; ++a) ++offsets[ids[a] + 1];
+                         std::partial_sum(offsets, offsets + n_experts + 1, offsets);
+                         // Places assignments, moving each offset to its expert's end; then moves all back.
+                         for (int64_t a = 0; a < n; ++a) {
+                           position[a] = offsets[ids[a]]++;
+                           order[position[a]] = static_cast<int32_t>(a);
+                         }
+                         std::copy_backward(offsets, offsets + n_experts, offsets + n_experts + 1);
+                         offsets[0] = 0;
+                         const auto load = [&](int32_t e) { return offsets[e + 1] - offsets[e]; };
+                         auto* heavy = reinterpret_cast<int32_t*>(worker.scratch + heavy_at);
+                         std::iota(heavy, heavy + n_experts, 0);
+                         std::sort(heavy, heavy + n_experts, [&](int32_t a, int32_t b) {
+                           return load(a) != load(b) ? load(a) > load(b) : a < b;
+                         });
+                         int32_t* block = step.data<int32_t>(o.blocks);
+                         int32_t n_blocks = 0;
+                         for (const int32_t* e = heavy; e != heavy + n_experts; ++e) {
+                           const int32_t tile = load(*e) >= o.tile.large_from ? o.tile.large : o.tile.small;
+                           for (int32_t first = 0; first < load(*e); first += tile, block += 4, ++n_blocks) {
+                             block[0] = *e;
+                             block[1] = offsets[*e] + first;
+                             block[2] = std::min(tile, load(*e) - first);
+                             block[3] = 0;
+                           }
+                         }
+                         const int32_t arguments[4] = {n_blocks, 1, 1, 0};
+                         std::copy_n(arguments, 4, step.data<int32_t>(o.n_blocks));
+                       },
+                       {}});
   return op;
 }
 
@@ -272,9 +277,9 @@ Lowered lower_op(const plan::ExpertsCombine& o, const LowerContext& c) {
   const int64_t sum_at = reserve_worker(op, hidden * 4);
   add_row_phase(op, o.residual_in, [=](const Step& step, Worker& worker, int64_t row) {
     const float shared_weight = sigmoid(step.data(o.shared_gate)[row * step.stride(o.shared_gate)]);
-    combine(step, o.routing, o.weights, step.data(o.experts), hidden, step.data(o.shared) + row * hidden, shared_weight,
-            step.data(o.residual_in) + row * hidden, step.data(o.residual_out) + row * hidden, row, 0, hidden,
-            reinterpret_cast<float*>(worker.scratch + sum_at));
+    combine(step, o.routing, o.weights, step.data(o.experts), hidden, step.data(o.shared) + row * hidden,
+            shared_weight, step.data(o.residual_in) + row * hidden, step.data(o.residual_out) + row * hidden,
+            row, 0, hidden, reinterpret_cast<float*>(worker.scratch + sum_at));
   });
   return op;
 }
@@ -306,9 +311,10 @@ void add_combined_down(Lowered& op, const LowerContext& c, const plan::ExpertsDo
            }
            const int64_t col = tile * pack::kCpuTileRows;
            if (o.shared_down) accumulate_tile(shared_w, tile, shared_rows.row(row), shared_weight, sum);
-           else multiply_add(step.data(o.shared) + row * hidden + col, shared_weight, sum, pack::kCpuTileRows);
-           add_rows(sum, step.data(o.residual_in) + row * hidden + col, step.data(o.residual_out) + row * hidden + col,
-                    pack::kCpuTileRows);
+           else
+             multiply_add(step.data(o.shared) + row * hidden + col, shared_weight, sum, pack::kCpuTileRows);
+           add_rows(sum, step.data(o.residual_in) + row * hidden + col,
+                    step.data(o.residual_out) + row * hidden + col, pack::kCpuTileRows);
          }
        },
        [=](const Step& step, Worker& worker) {
@@ -324,7 +330,8 @@ void add_grouped_down(Lowered& op, const LowerContext& c, const plan::ExpertsDow
   const PreparedRows x(c, op, whole(c, o.x), std::nullopt, down.quantised());
   const PreparedRows shared(c, op, whole(c, o.shared), std::nullopt, o.shared_down && shared_w.quantised());
   const Pieces pieces(c, o.routing, down.shape());
-  const std::vector<TileRange> shared_ranges = o.shared_down ? tile_ranges({shared_w}) : std::vector<TileRange>();
+  const std::vector<TileRange> shared_ranges =
+      o.shared_down ? tile_ranges({shared_w}) : std::vector<TileRange>();
   const int64_t hidden = c.dims().hidden, rows = c.plan.shape.rows;
   const int64_t products_at = reserve_extra(c, op, rows * kExpertsPerToken * hidden * 4);
   const int64_t shared_at = reserve_extra(c, op, rows * hidden * 4);
@@ -348,7 +355,8 @@ void add_grouped_down(Lowered& op, const LowerContext& c, const plan::ExpertsDow
        },
        {}});
   add_row_phase(op, o.residual_in, [=](const Step& step, Worker& worker, int64_t row) {
-    const float* shared_out = o.shared_down ? reinterpret_cast<const float*>(step.extra(shared_at)) : step.data(o.shared);
+    const float* shared_out =
+        o.shared_down ? reinterpret_cast<const float*>(step.extra(shared_at)) : step.data(o.shared);
     combine(step, o.routing, o.weights, reinterpret_cast<const float*>(step.extra(products_at)), hidden,
             shared_out + row * hidden, sigmoid(step.data(o.shared_gate)[row * step.stride(o.shared_gate)]),
             step.data(o.residual_in) + row * hidden, step.data(o.residual_out) + row * hidden, row, 0, hidden,

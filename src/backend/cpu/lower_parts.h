@@ -8,13 +8,13 @@
 
 namespace lily::backend::cpu {
 
-// Activation rows of linear layers: normalised if asked for, and quantised if one of the weights is. Few rows are
-// prepared by every thread for itself, which costs less than a barrier; many by all threads together, in a phase of
-// their own that add_phase() appends.
+// Activation rows of linear layers: normalised if asked for, and quantised if one of the weights is. Few rows
+// are prepared by every thread for itself, which costs less than a barrier; many by all threads together, in
+// a phase of their own that add_phase() appends.
 class PreparedRows {
  public:
-  // Rows of x, `cols` of them from first_col on. With `norm`, x is normalised first; all_rows_kept is where to, else
-  // nowhere that others see.
+  // Rows of x, `cols` of them from first_col on. With `norm`, x is normalised first; all_rows_kept is where
+  // to, else nowhere that others see.
   PreparedRows(const LowerContext& context, Lowered& op, plan::View x, std::optional<plan::WeightId> norm,
                bool quantise, plan::ValueId normed_copy = plan::kNoValue);
 
@@ -36,7 +36,7 @@ class PreparedRows {
   bool quantise_ = false, in_worker_ = false;
   plan::ValueId normed_copy_ = plan::kNoValue;
   int64_t rows_bound_ = 0;
-  int64_t offset_ = 0;          // of the normalised rows, in the op's extra or the worker's scratch memory
+  int64_t offset_ = 0;            // of the normalised rows, in the op's extra or the worker's scratch memory
   int64_t quantised_offset_ = 0;  // likewise
 };
 
@@ -65,7 +65,7 @@ void add_row_phase(Lowered& op, plan::ValueId row_space,
 
 // Reserves bytes, 64-byte aligned; returns their offset.
 int64_t reserve_extra(const LowerContext& context, Lowered& op, int64_t bytes);  // for Step::extra
-int64_t reserve_worker(Lowered& op, int64_t bytes);                             // in Worker::scratch
+int64_t reserve_worker(Lowered& op, int64_t bytes);                              // in Worker::scratch
 
 // Families of ops, one file each.
 Lowered lower_op(const plan::Linear& o, const LowerContext& c);

@@ -42,7 +42,8 @@ Lowered lower_op(const plan::RmsNorm& o, const LowerContext& c) {
   Lowered op;
   const float* w = c.weights.vector(o.weight).data();
   add_row_phase(op, o.x, [=](const Step& step, Worker&, int64_t row) {
-    rms_norm(step.data(o.x) + row * step.stride(o.x), w, step.data(o.y) + row * step.stride(o.y), step.stride(o.x));
+    rms_norm(step.data(o.x) + row * step.stride(o.x), w, step.data(o.y) + row * step.stride(o.y),
+             step.stride(o.x));
   });
   return op;
 }
@@ -69,7 +70,8 @@ Lowered lower_op(const plan::GatherRows& o, const LowerContext&) {
   Lowered op;
   add_row_phase(op, o.y, [=](const Step& step, Worker&, int64_t row) {
     const int64_t from = step.inputs().output_rows[static_cast<size_t>(row)];
-    std::copy_n(step.data(o.x) + from * step.stride(o.x), step.stride(o.x), step.data(o.y) + row * step.stride(o.y));
+    std::copy_n(step.data(o.x) + from * step.stride(o.x), step.stride(o.x),
+                step.data(o.y) + row * step.stride(o.y));
   });
   return op;
 }

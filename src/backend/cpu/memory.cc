@@ -15,7 +15,9 @@ static_assert(kKvKeys == backend::kKvBlockTokens);
 }  // namespace
 
 Memory::Memory(const model::Dims& dims, const backend::MemorySpec& spec, plan::FloatType kv_type)
-    : dims_(dims), spec_(spec), kv_type_(kv_type),
+    : dims_(dims),
+      spec_(spec),
+      kv_type_(kv_type),
       states_(static_cast<size_t>(std::max<int64_t>(1, spec.n_state_slots * slot_floats())) * sizeof(float)),
       tokens_(static_cast<size_t>(spec.n_token_slots), 0) {
   const KvLayer layer{nullptr, kv_type, dims.n_kv_heads};

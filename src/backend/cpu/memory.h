@@ -1,5 +1,5 @@
-// What outlives a step: recurrent and convolution states in slots, KV blocks, token slots. Slots and blocks are plain
-// memory; who may use which is the engine's business.
+// What outlives a step: recurrent and convolution states in slots, KV blocks, token slots. Slots and blocks
+// are plain memory; who may use which is the engine's business.
 #pragma once
 
 #include <cstdint>

@@ -42,10 +42,13 @@ std::vector<Lowered> lower_all(const plan::Plan& plan, const Weights& weights, S
 
 }  // namespace
 
-CpuProgram::CpuProgram(plan::Plan plan, const Weights& weights, Memory& memory, ThreadPool& pool, Scratch& shared)
+CpuProgram::CpuProgram(plan::Plan plan, const Weights& weights, Memory& memory, ThreadPool& pool,
+                       Scratch& shared)
     : plan_(std::move(plan)),
       own_scratch_(plan_.options.keep_values ? std::make_unique<Scratch>(pool.n_threads()) : nullptr),
-      scratch_(own_scratch_ ? *own_scratch_ : shared), step_(plan_, memory), executor_(pool) {
+      scratch_(own_scratch_ ? *own_scratch_ : shared),
+      step_(plan_, memory),
+      executor_(pool) {
   LILY_CHECK(plan_.policy.activation == plan::FloatType::f32 && plan_.policy.residual == plan::FloatType::f32,
              "the cpu backend computes with fp32 activations");
   Sizes sizes;
@@ -60,14 +63,16 @@ CpuProgram::CpuProgram(plan::Plan plan, const Weights& weights, Memory& memory, 
   scratch_.reserve(plan_.scratch_bytes + sizes.extra_bytes + 64, sizes.worker_bytes + 64);
   const auto outputs = static_cast<size_t>(plan_.shape.outputs);
   for (Outputs& out : outputs_) {
-    if (plan_.shape.ending == plan::Ending::logits) out.logits.resize(outputs * static_cast<size_t>(plan_.dims.vocab));
+    if (plan_.shape.ending == plan::Ending::logits)
+      out.logits.resize(outputs * static_cast<size_t>(plan_.dims.vocab));
   }
 }
 
 void CpuProgram::submit(const StepInputs& inputs) {
   LILY_CHECK(n_submitted_ - n_waited_ < 2, "two steps are in flight already");
   // What a step does not write it must not read: tests that keep values would see the NaN.
-  if (plan_.options.keep_values) std::memset(scratch_.values(), 0xff, static_cast<size_t>(plan_.scratch_bytes));
+  if (plan_.options.keep_values)
+    std::memset(scratch_.values(), 0xff, static_cast<size_t>(plan_.scratch_bytes));
   step_.begin(inputs, scratch_.values());
   executor_.run(intervals_, step_, scratch_);
   collect(outputs_[static_cast<size_t>(n_submitted_ % 2)]);
@@ -88,7 +93,8 @@ void CpuProgram::copy_masked_logits(plan::ValueId logits, Outputs& out) const {
   const size_t n_real = std::min(static_cast<size_t>(step_.inputs().n_tokens), vocab);
   for (size_t row = 0; row < n; row += vocab)
     std::fill(out.logits.begin() + static_cast<ptrdiff_t>(row + n_real),
-              out.logits.begin() + static_cast<ptrdiff_t>(row + vocab), -std::numeric_limits<float>::infinity());
+              out.logits.begin() + static_cast<ptrdiff_t>(row + vocab),
+              -std::numeric_limits<float>::infinity());
   out.view.logits = std::span(out.logits).first(n);
 }
 
@@ -122,7 +128,8 @@ std::vector<float> CpuProgram::read(plan::ValueId id) {
   if (value.type == plan::Type::f32) return {step_.data(id), step_.data(id) + n};
   if (value.type == plan::Type::i32) return {step_.data<int32_t>(id), step_.data<int32_t>(id) + n};
   std::vector<float> widened(static_cast<size_t>(n));
-  std::transform(step_.data<Bf16>(id), step_.data<Bf16>(id) + n, widened.begin(), [](Bf16 x) { return to_float(x); });
+  std::transform(step_.data<Bf16>(id), step_.data<Bf16>(id) + n, widened.begin(),
+                 [](Bf16 x) { return to_float(x); });
   return widened;
 }
 
@@ -134,7 +141,8 @@ void CpuProgram::write(plan::ValueId id, std::span<const float> data) {
   auto* to = scratch_.values() + plan_.placement[static_cast<size_t>(id)].offset;
   if (value.type == plan::Type::f32) std::copy(data.begin(), data.end(), reinterpret_cast<float*>(to));
   else if (value.type == plan::Type::i32) std::copy(data.begin(), data.end(), reinterpret_cast<int32_t*>(to));
-  else std::transform(data.begin(), data.end(), reinterpret_cast<Bf16*>(to), [](float x) { return to_bf16(x); });
+  else
+    std::transform(data.begin(), data.end(), reinterpret_cast<Bf16*>(to), [](float x) { return to_bf16(x); });
 }
 
 void CpuProgram::run_ops(const StepInputs& inputs, int first, int last) {

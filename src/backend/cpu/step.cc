@@ -28,8 +28,8 @@ void Step::begin(const backend::StepInputs& inputs, std::byte* scratch) {
   int32_t row = 0;
   for (int32_t s = 0; s < n_segments(); ++s) {
     const Segment& seg = segment(s);
-    LILY_CHECK(seg.first_row == row && seg.n_rows > 0 && row + seg.n_rows <= n_rows(), "segment {} has rows {} + {}", s,
-               seg.first_row, seg.n_rows);
+    LILY_CHECK(seg.first_row == row && seg.n_rows > 0 && row + seg.n_rows <= n_rows(),
+               "segment {} has rows {} + {}", s, seg.first_row, seg.n_rows);
     const int64_t n_keys = int64_t{seg.position} + seg.n_rows;
     LILY_CHECK(n_keys <= shape.context, "{} tokens, planned for {}", n_keys, shape.context);
     const int64_t n_blocks = (n_keys + kKvKeys - 1) / kKvKeys;
@@ -38,7 +38,8 @@ void Step::begin(const backend::StepInputs& inputs, std::byte* scratch) {
                inputs.block_table.size());
     for (int64_t i = 0; i < n_blocks; ++i) {
       const int32_t block = inputs.block_table[static_cast<size_t>(seg.first_block + i)];
-      LILY_CHECK(block >= 0 && block < memory_.n_kv_blocks(), "KV block {} of {}", block, memory_.n_kv_blocks());
+      LILY_CHECK(block >= 0 && block < memory_.n_kv_blocks(), "KV block {} of {}", block,
+                 memory_.n_kv_blocks());
     }
     longest_ = std::max(longest_, n_keys);
     for (int32_t first = 0; first < seg.n_rows; first += tile_rows)

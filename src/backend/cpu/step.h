@@ -1,5 +1,5 @@
-// One step as the lowered ops see it: inputs, what follows from them for each row, and where values lie. Made anew for
-// every step in memory that a program keeps.
+// One step as the lowered ops see it: inputs, what follows from them for each row, and where values lie. Made
+// anew for every step in memory that a program keeps.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,9 @@ class Step {
 
   const backend::Segment& segment(int64_t i) const { return inputs_.segments[static_cast<size_t>(i)]; }
   int64_t n_segments() const { return static_cast<int64_t>(inputs_.segments.size()); }
-  const backend::Segment& segment_of(int64_t row) const { return segment(segment_[static_cast<size_t>(row)]); }
+  const backend::Segment& segment_of(int64_t row) const {
+    return segment(segment_[static_cast<size_t>(row)]);
+  }
   int64_t position(int64_t row) const;
   const RopeRow& rope(int64_t row) const { return rope_[static_cast<size_t>(row)]; }
   std::span<const int32_t> blocks_of(const backend::Segment& segment) const;

@@ -19,7 +19,8 @@ constexpr int64_t kRowsPerSlab = 256;
 
 template <typename T>
 std::span<const std::byte> bytes_of(const T* data, int64_t n) {
-  return data == nullptr ? std::span<const std::byte>() : std::as_bytes(std::span(data, static_cast<size_t>(n)));
+  return data == nullptr ? std::span<const std::byte>()
+                         : std::as_bytes(std::span(data, static_cast<size_t>(n)));
 }
 
 pack::MatrixBytes matrix_of(const model::LinearSlab& slab) {
@@ -75,12 +76,14 @@ Weights::Weights(const model::Checkpoint& checkpoint, ThreadPool& pool, const ba
       const int64_t tile_bytes = pack::cpu_tile_bytes(stored.storage, cols);
       PageBlock block(static_cast<size_t>(n_matrices * matrix_bytes));
       stream.for_each_slab(spec.id, kRowsPerSlab, [&](int, const model::LinearSlab& slab) {
-        const int64_t first_tile = slab.first_row / pack::kCpuTileRows, n_tiles = pack::cpu_tiles(slab.n_rows);
+        const int64_t first_tile = slab.first_row / pack::kCpuTileRows,
+                      n_tiles = pack::cpu_tiles(slab.n_rows);
         std::byte* to = block.data() + slab.matrix * matrix_bytes + first_tile * tile_bytes;
         pack::pack_cpu_tiles(matrix_of(slab), 0, n_tiles, {to, static_cast<size_t>(n_tiles * tile_bytes)});
       });
       linear_[index(spec.id)] = {
-          {stored.storage, reinterpret_cast<const uint8_t*>(block.data()), rows, cols, tile_bytes}, n_matrices};
+          {stored.storage, reinterpret_cast<const uint8_t*>(block.data()), rows, cols, tile_bytes},
+          n_matrices};
       n_bytes_ += n_matrices * matrix_bytes;
       blocks_.push_back(std::move(block));
     }

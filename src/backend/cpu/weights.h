@@ -1,4 +1,5 @@
-// The model's weights in memory, packed for the kernels while they are read; the file's layout never exists whole.
+// The model's weights in memory, packed for the kernels while they are read; the file's layout never exists
+// whole.
 #pragma once
 
 #include <cstdint>
