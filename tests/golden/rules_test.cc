@@ -152,7 +152,8 @@ TEST(Rules, AResumedConversationReadsWhatAColdOneReads) {
     if (const auto* end = std::get_if<Finished>(&*event)) finished = *end;
   }
   if (finished.stop_id >= 0) ids.push_back(finished.stop_id);
-  EXPECT_EQ(finished.usage.cached_tokens, static_cast<int32_t>(golden.prompt.size() / 2));
+  // The first answer may happen to go on as the prompt does.
+  EXPECT_GE(finished.usage.cached_tokens, static_cast<int32_t>(golden.prompt.size() / 2));
   EXPECT_LT(compare(ids, golden).divergence_margin, 0.02f);
 }
 
