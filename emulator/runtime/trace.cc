@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "emulator/runtime/memory.h"
@@ -97,24 +98,20 @@ bool Trace::allow(const Thread& thread, const char* p, size_t size, bool is_writ
   if (foreign == page) return false;
   for (const BoundMemory& memory : dispatch_->memory) {
     if (p < memory.range.begin || p >= memory.range.end) continue;
-    const std::string place =
-        fmt::format("{} of {} bytes at {}+{} (length {})", verb(is_write, false), size, memory.label,
-                    p - memory.range.begin, memory.range.end - memory.range.begin);
-    if (!memory.range.contains(p, size)) {
-      report(thread, Finding::Kind::out_of_bounds, site, place);
-      return false;
-    }
-    if (is_write && memory.immutable) {
-      report(thread, Finding::Kind::immutable_write, site, place);
-      return false;
-    }
     ByteRange range = memory.range;
-    if (memory.declared && !any_contains(is_write ? memory.writable : memory.readable, p, size, range)) {
-      report(thread, Finding::Kind::undeclared_access, site, place);
-      return false;
+    std::optional<Finding::Kind> problem;
+    if (!range.contains(p, size)) problem = Finding::Kind::out_of_bounds;
+    else if (is_write && memory.immutable) problem = Finding::Kind::immutable_write;
+    else if (memory.declared && !any_contains(is_write ? memory.writable : memory.readable, p, size, range))
+      problem = Finding::Kind::undeclared_access;
+    if (!problem) {
+      hits_[is_write] = {range, &memory};
+      return true;
     }
-    hits_[is_write] = {range, &memory};
-    return true;
+    report(thread, *problem, site,
+           fmt::format("{} of {} bytes at {}+{} (length {})", verb(is_write, false), size, memory.label,
+                       p - memory.range.begin, memory.range.end - memory.range.begin));
+    return false;
   }
   const std::string place = describe_address(p);
   if (place.empty()) {
