@@ -37,6 +37,7 @@ struct Finding {
     host_race,                  // CPU access to memory that a command buffer in flight uses
     bad_argument,               // missing, too small or misaligned argument
     limit,                      // of threads, threadgroup memory or grid size
+    undefined_constant,         // a function constant was used that the pipeline gives no value
     misuse,                     // of a language facility, with a message of its own
   };
   Kind kind;
@@ -65,6 +66,9 @@ struct Options {
   int max_delay_us = 0;  // random delays before command buffers start and before events are signalled
   int n_threads = 0;     // 0: all cores
   bool keep_counters = false;
+  // This command buffer (order of commit, from 0) ends in error without executing, as after a GPU's fault;
+  // -1: none.
+  int64_t failing_command_buffer = -1;
   // What a finding does besides being listed.
   enum class OnFinding : uint8_t {
     nothing,

@@ -43,7 +43,8 @@ std::optional<std::string> Executor::run(const EmulatedCommandBuffer& command_bu
   delay();
   const uint64_t n_findings_before = findings_.n_added();
   const auto& commands = command_buffer.commands();
-  bool completed = true;
+  const bool injected = options_.failing_command_buffer == static_cast<int64_t>(command_buffer.sequence());
+  bool completed = !injected;
   uint32_t stage = 0;
   for (size_t i = 0; i < commands.size();) {
     if (std::holds_alternative<BarrierCommand>(commands[i])) {
@@ -78,6 +79,7 @@ std::optional<std::string> Executor::run(const EmulatedCommandBuffer& command_bu
       i = end;
     }
   }
+  if (injected) return "injected failure";
   const bool has_findings = findings_.n_added() != n_findings_before;
   if (completed && (!has_findings || options_.on_finding == Options::OnFinding::nothing)) return {};
   const auto all = findings_.list();
@@ -226,6 +228,7 @@ bool Executor::read_indirect(const DispatchCommand& command, uint32_t serial, Di
 
 void Executor::bind(const DispatchCommand& command, Dispatch& dispatch) {
   const CompiledKernel& kernel = *dispatch.kernel;
+  if (dispatch.traced) dispatch.undefined_constants = command.pipeline->undefined_constants();
   std::copy(command.threadgroup_lengths.begin(), command.threadgroup_lengths.end(),
             dispatch.launch.threadgroup_lengths);
   std::vector<const EmulatedBuffer*> bound;

@@ -86,6 +86,19 @@ std::unique_lock<std::mutex> EmulatedPipeline::set_constants() const {
   return lock;
 }
 
+std::vector<std::pair<ByteRange, const char*>> EmulatedPipeline::undefined_constants() const {
+  std::vector<std::pair<ByteRange, const char*>> undefined;
+  for (unsigned i = 0; i < file_.n_constants; ++i) {
+    const FunctionConstantSlot& slot = file_.constants[i];
+    const bool has_value =
+        std::any_of(constants_.begin(), constants_.end(),
+                    [&](const metal::FunctionConstant& c) { return c.index == slot.index; });
+    const auto* begin = static_cast<const char*>(slot.value);
+    if (!has_value) undefined.push_back({{begin, begin + slot.size}, slot.name});
+  }
+  return undefined;
+}
+
 // ---- Event
 
 void EmulatedEvent::learn(uint64_t value) const {

@@ -16,6 +16,7 @@
 
 #include "emulator/device/host_order.h"
 #include "emulator/emulated_device.h"
+#include "emulator/runtime/dispatch.h"
 #include "emulator/runtime/memory.h"
 #include "emulator/runtime/shadow.h"
 #include "emulator/shim/msl_runtime.h"
@@ -58,6 +59,8 @@ class EmulatedPipeline : public metal::Pipeline {
   // Function constants are variables of the compiled file, shared by its kernels. Holds them at this
   // pipeline's values as long as the lock lives.
   std::unique_lock<std::mutex> set_constants() const;
+  // Function constants of the file that this pipeline gives no value: their variables and names.
+  std::vector<std::pair<ByteRange, const char*>> undefined_constants() const;
 
  private:
   const CompiledFile& file_;

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "emulator/runtime/findings.h"
@@ -40,7 +41,8 @@ struct Dispatch {
   bool shuffle = false;
   bool traced = false;
   std::vector<BoundMemory> memory;
-  std::vector<uint32_t> order;                      // of threadgroups; empty: rising
+  std::vector<std::pair<ByteRange, const char*>> undefined_constants;  // and their names
+  std::vector<uint32_t> order;                                         // of threadgroups; empty: rising
   const std::vector<std::string>* names = nullptr;  // kernels of the dispatches from interval_start on
   Findings* findings = nullptr;
 

@@ -37,6 +37,8 @@ const char* to_string(Finding::Kind kind) {
       return "bad argument";
     case Finding::Kind::limit:
       return "limit";
+    case Finding::Kind::undefined_constant:
+      return "undefined function constant";
     case Finding::Kind::misuse:
       return "misuse";
   }

@@ -58,7 +58,8 @@ void on_signal(int signal, siginfo_t* info, void* context) {
     sigaction(signal, signal == SIGBUS ? &g_previous_bus : &g_previous_segv, nullptr);
     return;
   }
-  fault_address = info->si_addr;
+  // x86 gives no address for a misaligned vector access, nor for one that is no address at all.
+  fault_address = info->si_code == SI_KERNEL ? nullptr : info->si_addr;
   auto* u = static_cast<ucontext_t*>(context);
 #if defined(__x86_64__)
   // As after a call: below the red zone, return address at 8 mod 16.

@@ -93,6 +93,9 @@ void Trace::access(const Thread& thread, const volatile void* address, size_t si
 
 // Sets hits_[is_write] if the access is one that the dispatch may make.
 bool Trace::allow(const Thread& thread, const char* p, size_t size, bool is_write, const void* site) {
+  for (const auto& [range, name] : dispatch_->undefined_constants)
+    if (range.contains(p, size))
+      report(thread, Finding::Kind::undefined_constant, site, fmt::format("use of {}", name));
   const uintptr_t page = reinterpret_cast<uintptr_t>(p) >> kPageShift;
   uintptr_t& foreign = foreign_[page % kForeign];
   if (foreign == page) return false;

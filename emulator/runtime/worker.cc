@@ -314,12 +314,13 @@ void Worker::abandon(Finding::Kind kind, uint64_t place, const std::string& mess
 }
 
 void on_kernel_fault(const void* address) {
-  const std::string place = describe_address(address);
+  std::string place = describe_address(address);
+  if (place.empty())
+    place = address == nullptr ? "a null or misaligned pointer" : fmt::format("address {}", address);
   const Thread& t = *current_thread;
   Worker::of_this_thread().abandon(
       Finding::Kind::out_of_bounds, 0,
-      fmt::format("fault at {} by thread {} of threadgroup {}",
-                  place.empty() ? fmt::format("address {}", address) : place, t.index, t.group->linear_id));
+      fmt::format("fault at {} by thread {} of threadgroup {}", place, t.index, t.group->linear_id));
 }
 
 // ---- Threadgroup memory

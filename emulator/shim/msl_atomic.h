@@ -84,8 +84,12 @@ MSL_ATOMICS(threadgroup)
                                    memory_order);
 #endif
 MSL_FETCH(add, old + x)
-MSL_FETCH(sub, old - x) MSL_FETCH(min, min(old, x)) MSL_FETCH(max, max(old, x)) MSL_FETCH(and, old& x)
-    MSL_FETCH(or, old | x) MSL_FETCH(xor, old ^ x)
+MSL_FETCH(sub, old - x)
+MSL_FETCH(min, min(old, x))
+MSL_FETCH(max, max(old, x))
+MSL_FETCH(and, old& x)
+MSL_FETCH(or, old | x)
+MSL_FETCH(xor, old ^ x)
 #undef MSL_FETCH
 
 }  // namespace metal

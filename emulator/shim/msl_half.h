@@ -62,7 +62,10 @@ struct Small {
     *this = Small(float(*this) op float(v)); \
     return *this;                            \
   }
-  MSL_ASSIGN(+) MSL_ASSIGN(-) MSL_ASSIGN(*) MSL_ASSIGN(/)
+  MSL_ASSIGN(+)
+  MSL_ASSIGN(-)
+  MSL_ASSIGN(*)
+  MSL_ASSIGN(/)
 #undef MSL_ASSIGN
 };
 
@@ -127,7 +130,9 @@ using enable_if_mixed =
   template <class A, class B, class = enable_if_t<!is_same_v<A, B>>> \
   void operator op(Small<A> a, Small<B> b) = delete;
 MSL_MIXED(+)
-MSL_MIXED(-) MSL_MIXED(*) MSL_MIXED(/)
+MSL_MIXED(-)
+MSL_MIXED(*)
+MSL_MIXED(/)
 #undef MSL_MIXED
 
 #define MSL_COMPARE(op)                                                                          \
@@ -135,7 +140,12 @@ MSL_MIXED(-) MSL_MIXED(*) MSL_MIXED(/)
   inline bool operator op(A a, B b) {                                                            \
     return float(a) op float(b);                                                                 \
   }
-    MSL_COMPARE(<) MSL_COMPARE(>) MSL_COMPARE(<=) MSL_COMPARE(>=) MSL_COMPARE(==) MSL_COMPARE(!=)
+MSL_COMPARE(<)
+MSL_COMPARE(>)
+MSL_COMPARE(<=)
+MSL_COMPARE(>=)
+MSL_COMPARE(==)
+MSL_COMPARE(!=)
 #undef MSL_COMPARE
 
 }  // namespace metal

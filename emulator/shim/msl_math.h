@@ -63,32 +63,44 @@ struct numeric_limits<Small<Format>> {
     return r;                                                     \
   }
 // What metal::, metal::precise:: and metal::fast:: have in common.
-#define MSL_FUNCTIONS                                                                                        \
-  MSL_UNARY(exp, __builtin_expf(x))                                                                          \
-  MSL_UNARY(exp2, __builtin_exp2f(x)) MSL_UNARY(exp10, __builtin_powf(10.0f, x)) MSL_UNARY(                  \
-      log, __builtin_logf(x)) MSL_UNARY(log2, __builtin_log2f(x)) MSL_UNARY(log10, __builtin_log10f(x))      \
-      MSL_UNARY(sqrt, __builtin_sqrtf(x)) MSL_UNARY(rsqrt, 1.0f / __builtin_sqrtf(x)) MSL_UNARY(             \
-          sin, __builtin_sinf(x)) MSL_UNARY(cos, __builtin_cosf(x)) MSL_UNARY(tan, __builtin_tanf(x))        \
-          MSL_UNARY(asin, __builtin_asinf(x)) MSL_UNARY(acos, __builtin_acosf(x))                            \
-              MSL_UNARY(atan, __builtin_atanf(x)) MSL_UNARY(sinh, __builtin_sinhf(x)) MSL_UNARY(             \
-                  cosh, __builtin_coshf(x)) MSL_UNARY(tanh, __builtin_tanhf(x))                              \
-                  MSL_UNARY(fabs, __builtin_fabsf(x)) MSL_UNARY(floor, __builtin_floorf(x)) MSL_UNARY(       \
-                      ceil, __builtin_ceilf(x)) MSL_UNARY(rint, __builtin_rintf(x))                          \
-                      MSL_UNARY(round, __builtin_roundf(x)) MSL_UNARY(trunc, __builtin_truncf(x)) MSL_UNARY( \
-                          fract, x - __builtin_floorf(x)) MSL_UNARY(sinpi, __builtin_sinf(M_PI_F* x))        \
-                          MSL_UNARY(cospi, __builtin_cosf(M_PI_F* x))                                        \
-                              MSL_UNARY(saturate, __builtin_fminf(__builtin_fmaxf(x, 0.0f), 1.0f))           \
-                                  MSL_UNARY(sign, x > 0.0f   ? 1.0f                                          \
-                                                  : x < 0.0f ? -1.0f                                         \
-                                                  : x == x   ? x                                             \
-                                                             : 0.0f) MSL_BINARY(pow, __builtin_powf(x, y))     \
-                                      MSL_BINARY(powr, __builtin_powf(x, y)) MSL_BINARY(divide, x / y)       \
-                                          MSL_BINARY(fmod, __builtin_fmodf(x, y))                            \
-                                              MSL_BINARY(atan2, __builtin_atan2f(x, y))                      \
-                                                  MSL_BINARY(fmax, __builtin_fmaxf(x, y))                    \
-                                                      MSL_BINARY(fmin, __builtin_fminf(x, y))                \
-                                                          MSL_BINARY(copysign, __builtin_copysignf(x, y))    \
-                                                              MSL_BINARY(step, y < x ? 0.0f : 1.0f)
+#define MSL_FUNCTIONS                                                     \
+  MSL_UNARY(exp, __builtin_expf(x))                                       \
+  MSL_UNARY(exp2, __builtin_exp2f(x))                                     \
+  MSL_UNARY(exp10, __builtin_powf(10.0f, x))                              \
+  MSL_UNARY(log, __builtin_logf(x))                                       \
+  MSL_UNARY(log2, __builtin_log2f(x))                                     \
+  MSL_UNARY(log10, __builtin_log10f(x))                                   \
+  MSL_UNARY(sqrt, __builtin_sqrtf(x))                                     \
+  MSL_UNARY(rsqrt, 1.0f / __builtin_sqrtf(x))                             \
+  MSL_UNARY(sin, __builtin_sinf(x))                                       \
+  MSL_UNARY(cos, __builtin_cosf(x))                                       \
+  MSL_UNARY(tan, __builtin_tanf(x))                                       \
+  MSL_UNARY(asin, __builtin_asinf(x))                                     \
+  MSL_UNARY(acos, __builtin_acosf(x))                                     \
+  MSL_UNARY(atan, __builtin_atanf(x))                                     \
+  MSL_UNARY(sinh, __builtin_sinhf(x))                                     \
+  MSL_UNARY(cosh, __builtin_coshf(x))                                     \
+  MSL_UNARY(tanh, __builtin_tanhf(x))                                     \
+  MSL_UNARY(fabs, __builtin_fabsf(x))                                     \
+  MSL_UNARY(floor, __builtin_floorf(x))                                   \
+  MSL_UNARY(ceil, __builtin_ceilf(x))                                     \
+  MSL_UNARY(rint, __builtin_rintf(x))                                     \
+  MSL_UNARY(round, __builtin_roundf(x))                                   \
+  MSL_UNARY(trunc, __builtin_truncf(x))                                   \
+  MSL_UNARY(fract, x - __builtin_floorf(x))                               \
+  MSL_UNARY(sinpi, __builtin_sinf(M_PI_F* x))                             \
+  MSL_UNARY(cospi, __builtin_cosf(M_PI_F* x))                             \
+  MSL_UNARY(saturate, __builtin_fminf(__builtin_fmaxf(x, 0.0f), 1.0f))    \
+  MSL_UNARY(sign, x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x == x ? x : 0.0f) \
+  MSL_BINARY(pow, __builtin_powf(x, y))                                   \
+  MSL_BINARY(powr, __builtin_powf(x, y))                                  \
+  MSL_BINARY(divide, x / y)                                               \
+  MSL_BINARY(fmod, __builtin_fmodf(x, y))                                 \
+  MSL_BINARY(atan2, __builtin_atan2f(x, y))                               \
+  MSL_BINARY(fmax, __builtin_fmaxf(x, y))                                 \
+  MSL_BINARY(fmin, __builtin_fminf(x, y))                                 \
+  MSL_BINARY(copysign, __builtin_copysignf(x, y))                         \
+  MSL_BINARY(step, y < x ? 0.0f : 1.0f)
 
 MSL_FUNCTIONS
 namespace precise {

@@ -178,24 +178,35 @@ MSL_CALL void simdgroup_barrier(mem_flags flags);
 #endif
 
 MSL_REDUCE(sum, Add)
-MSL_REDUCE(product, Multiply) MSL_REDUCE(min, Min) MSL_REDUCE(max, Max) MSL_REDUCE(and, And)
-    MSL_REDUCE(or, Or) MSL_REDUCE(xor, Xor) MSL_SCAN(prefix_exclusive_sum, Add, true)
-        MSL_SCAN(prefix_inclusive_sum, Add, false) MSL_SCAN(prefix_exclusive_product, Multiply, true)
-            MSL_SCAN(prefix_inclusive_product, Multiply, false) MSL_SHUFFLE(shuffle, (void(lane), (int)n))
-                MSL_SHUFFLE(broadcast, (void(lane), (int)n)) MSL_SHUFFLE(shuffle_xor, lane ^ (int)n)
-                    MSL_SHUFFLE(shuffle_up, lane - (int)n) MSL_SHUFFLE(shuffle_down, lane + (int)n)
-                        MSL_SHUFFLE(shuffle_rotate_up, (lane - (int)n) & 31)
-                            MSL_SHUFFLE(shuffle_rotate_down, (lane + (int)n) & 31) MSL_QUAD_REDUCE(sum, Add)
-                                MSL_QUAD_REDUCE(min, Min) MSL_QUAD_REDUCE(max, Max)
+MSL_REDUCE(product, Multiply)
+MSL_REDUCE(min, Min)
+MSL_REDUCE(max, Max)
+MSL_REDUCE(and, And)
+MSL_REDUCE(or, Or)
+MSL_REDUCE(xor, Xor)
+MSL_SCAN(prefix_exclusive_sum, Add, true)
+MSL_SCAN(prefix_inclusive_sum, Add, false)
+MSL_SCAN(prefix_exclusive_product, Multiply, true)
+MSL_SCAN(prefix_inclusive_product, Multiply, false)
+MSL_SHUFFLE(shuffle, (void(lane), (int)n))
+MSL_SHUFFLE(broadcast, (void(lane), (int)n))
+MSL_SHUFFLE(shuffle_xor, lane ^ (int)n)
+MSL_SHUFFLE(shuffle_up, lane - (int)n)
+MSL_SHUFFLE(shuffle_down, lane + (int)n)
+MSL_SHUFFLE(shuffle_rotate_up, (lane - (int)n) & 31)
+MSL_SHUFFLE(shuffle_rotate_down, (lane + (int)n) & 31)
+MSL_QUAD_REDUCE(sum, Add)
+MSL_QUAD_REDUCE(min, Min)
+MSL_QUAD_REDUCE(max, Max)
 #undef MSL_REDUCE
 #undef MSL_SCAN
 #undef MSL_SHUFFLE
 #undef MSL_QUAD_REDUCE
 
 #ifndef MSL_CHECK
-    // Lanes shifted in from outside take theirs from `filling`.
-    template <class T>
-    MSL_CALL T simd_shuffle_and_fill_up(T v, T filling, ushort n) {
+// Lanes shifted in from outside take theirs from `filling`.
+template <class T>
+MSL_CALL T simd_shuffle_and_fill_up(T v, T filling, ushort n) {
   const int source = (int)simd::lane() - (int)n;
   const T shifted = simd::exchange(lily::emulator::op_fill_up, v, source, MSL_SITE);
   const T filled = simd::exchange(lily::emulator::op_fill_up, filling, source & 31, MSL_SITE);
@@ -232,8 +243,8 @@ MSL_CALL inline bool simd_all(bool b) {
          lily::emulator::current_thread->simdgroup->full;
 }
 #else
-                                    template <class T>
-                                    T simd_shuffle_and_fill_up(T v, T filling, ushort n);
+template <class T>
+T simd_shuffle_and_fill_up(T v, T filling, ushort n);
 template <class T>
 T simd_shuffle_and_fill_down(T v, T filling, ushort n);
 template <class T>

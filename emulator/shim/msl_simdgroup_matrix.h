@@ -140,11 +140,11 @@ simdgroup_matrix<T, Rows, Columns>::simdgroup_matrix(T diagonal) {
 MSL_MATRIX_ACCESS(device)
 MSL_MATRIX_ACCESS(threadgroup)
 #undef MSL_MATRIX_ACCESS
-    template <class D, class A, class B, class C>
-    void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8> thread& d,
-                                       const simdgroup_matrix<A, 8, 8> thread& a,
-                                       const simdgroup_matrix<B, 8, 8> thread& b,
-                                       const simdgroup_matrix<C, 8, 8> thread& c);
+template <class D, class A, class B, class C>
+void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8> thread& d,
+                                   const simdgroup_matrix<A, 8, 8> thread& a,
+                                   const simdgroup_matrix<B, 8, 8> thread& b,
+                                   const simdgroup_matrix<C, 8, 8> thread& c);
 template <class D, class A, class B>
 void simdgroup_multiply(simdgroup_matrix<D, 8, 8> thread& d, const simdgroup_matrix<A, 8, 8> thread& a,
                         const simdgroup_matrix<B, 8, 8> thread& b);

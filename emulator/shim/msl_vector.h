@@ -30,7 +30,10 @@ struct Swizzle {
     t op## = u;                          \
     return *this = t;                    \
   }
-  MSL_ASSIGN(+) MSL_ASSIGN(-) MSL_ASSIGN(*) MSL_ASSIGN(/)
+  MSL_ASSIGN(+)
+  MSL_ASSIGN(-)
+  MSL_ASSIGN(*)
+  MSL_ASSIGN(/)
 #undef MSL_ASSIGN
 };
 
@@ -152,13 +155,20 @@ struct vec : VectorStorage<T, N> {
     *this = *this op u;              \
     return *this;                    \
   }
- MSL_ASSIGN(+)
- MSL_ASSIGN(-) MSL_ASSIGN(*) MSL_ASSIGN(/) MSL_ASSIGN(&) MSL_ASSIGN(|) MSL_ASSIGN(^) MSL_ASSIGN(<<)
-     MSL_ASSIGN(>>)
+  MSL_ASSIGN(+)
+  MSL_ASSIGN(-)
+  MSL_ASSIGN(*)
+  MSL_ASSIGN(/)
+  MSL_ASSIGN(&)
+  MSL_ASSIGN(|)
+  MSL_ASSIGN(^)
+  MSL_ASSIGN(<<)
+  MSL_ASSIGN(>>)
 #undef MSL_ASSIGN
 
-         private : template <class S, class = enable_if_t<is_scalar_v<S>>>
-                   void put(int thread& k, S s) {
+ private:
+  template <class S, class = enable_if_t<is_scalar_v<S>>>
+  void put(int thread& k, S s) {
     v[k++] = T(s);
   }
   template <class U, int M>
@@ -207,8 +217,15 @@ struct vec : VectorStorage<T, N> {
     return s op a.get();                                                                 \
   }
 MSL_OPERATOR(+)
-MSL_OPERATOR(-) MSL_OPERATOR(*) MSL_OPERATOR(/) MSL_OPERATOR(%) MSL_OPERATOR(&) MSL_OPERATOR(|)
-    MSL_OPERATOR(^) MSL_OPERATOR(<<) MSL_OPERATOR(>>)
+MSL_OPERATOR(-)
+MSL_OPERATOR(*)
+MSL_OPERATOR(/)
+MSL_OPERATOR(%)
+MSL_OPERATOR(&)
+MSL_OPERATOR(|)
+MSL_OPERATOR(^)
+MSL_OPERATOR(<<)
+MSL_OPERATOR(>>)
 #undef MSL_OPERATOR
 
 #ifdef MSL_CHECK
@@ -230,9 +247,16 @@ MSL_OPERATOR(-) MSL_OPERATOR(*) MSL_OPERATOR(/) MSL_OPERATOR(%) MSL_OPERATOR(&) 
     vec<T, M> t(b);                                                                       \
     return s op t;                                                                        \
   }
-        MSL_CONSTANT_OPERATOR(+) MSL_CONSTANT_OPERATOR(-) MSL_CONSTANT_OPERATOR(*) MSL_CONSTANT_OPERATOR(/)
-            MSL_CONSTANT_OPERATOR(%) MSL_CONSTANT_OPERATOR(&) MSL_CONSTANT_OPERATOR(|)
-                MSL_CONSTANT_OPERATOR(^) MSL_CONSTANT_OPERATOR(<<) MSL_CONSTANT_OPERATOR(>>)
+MSL_CONSTANT_OPERATOR(+)
+MSL_CONSTANT_OPERATOR(-)
+MSL_CONSTANT_OPERATOR(*)
+MSL_CONSTANT_OPERATOR(/)
+MSL_CONSTANT_OPERATOR(%)
+MSL_CONSTANT_OPERATOR(&)
+MSL_CONSTANT_OPERATOR(|)
+MSL_CONSTANT_OPERATOR(^)
+MSL_CONSTANT_OPERATOR(<<)
+MSL_CONSTANT_OPERATOR(>>)
 #undef MSL_CONSTANT_OPERATOR
 #endif
 
@@ -247,12 +271,16 @@ MSL_OPERATOR(-) MSL_OPERATOR(*) MSL_OPERATOR(/) MSL_OPERATOR(%) MSL_OPERATOR(&) 
   inline vec<bool, N> operator op(const vec<T, N>& a, S s) {                \
     return a op vec<T, N>(s);                                               \
   }
-                    MSL_COMPARE(<) MSL_COMPARE(>) MSL_COMPARE(<=) MSL_COMPARE(>=) MSL_COMPARE(==)
-                        MSL_COMPARE(!=)
+MSL_COMPARE(<)
+MSL_COMPARE(>)
+MSL_COMPARE(<=)
+MSL_COMPARE(>=)
+MSL_COMPARE(==)
+MSL_COMPARE(!=)
 #undef MSL_COMPARE
 
-                            template <class T, int N>
-                            struct packed_vec {
+template <class T, int N>
+struct packed_vec {
   T v[N];
   packed_vec() = default;
   packed_vec(const vec<T, N>& o) {
@@ -285,11 +313,19 @@ MSL_OPERATOR(-) MSL_OPERATOR(*) MSL_OPERATOR(/) MSL_OPERATOR(%) MSL_OPERATOR(&) 
   typedef packed_vec<T, 4> packed_##T##4; \
   }
 MSL_VECTORS(float)
-MSL_VECTORS(bfloat) MSL_VECTORS(int) MSL_VECTORS(uint) MSL_VECTORS(short) MSL_VECTORS(ushort)
-    MSL_VECTORS(char) MSL_VECTORS(uchar) MSL_VECTORS(long) MSL_VECTORS(ulong) MSL_VECTORS(bool)
+MSL_VECTORS(bfloat)
+MSL_VECTORS(int)
+MSL_VECTORS(uint)
+MSL_VECTORS(short)
+MSL_VECTORS(ushort)
+MSL_VECTORS(char)
+MSL_VECTORS(uchar)
+MSL_VECTORS(long)
+MSL_VECTORS(ulong)
+MSL_VECTORS(bool)
 #undef MSL_VECTORS
-    // By hand: in the check build `half` is a macro, which ## would not expand.
-    typedef metal::vec<half, 2> half2;
+// By hand: in the check build `half` is a macro, which ## would not expand.
+typedef metal::vec<half, 2> half2;
 typedef metal::vec<half, 3> half3;
 typedef metal::vec<half, 4> half4;
 namespace metal {

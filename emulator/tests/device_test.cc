@@ -188,6 +188,19 @@ TEST_F(Arguments, FunctionConstantsHaveTheirType) {
   EXPECT_THROW(device_.pipeline("no_such_kernel"), Error);
 }
 
+TEST(FunctionConstants, UseOfOneWithoutAValueIsFound) {
+  TestDevice device(metal::emulator_faults, traced());
+  auto o = device.buffer("o", numbers(64));
+  const metal::FunctionConstant half_set[] = {{3, false}};
+  const std::string error = device.run([&](metal::Encoder& e) {
+    e.set_pipeline(device.pipeline("optional_argument", half_set));
+    e.set_buffer(0, *o);
+    e.dispatch_threadgroups({1, 1, 1}, {64, 1, 1}, {});
+  });
+  EXPECT_THAT(error, HasSubstr("use of kFactor"));
+  EXPECT_TRUE(device.found(Finding::Kind::undefined_constant)) << device.report();
+}
+
 // ---- Declared accesses
 
 class Declared : public testing::Test {
@@ -345,6 +358,18 @@ TEST_F(HandOff, AFailedCommandBufferStillSetsItsEvent) {
   EXPECT_EQ(slots_->read_value<uint32_t>(0), 9u);
 }
 
+TEST(InjectedFailure, EndsOneCommandBufferOnly) {
+  TestDevice device(metal::emulator_faults, plain({.failing_command_buffer = 1}));
+  auto o = device.buffer("o", numbers(64));
+  for (uint32_t n = 0; n < 3; ++n)
+    EXPECT_EQ(device.run([&](metal::Encoder& e) { encode_fill(device, e, *o, size_t{4} * n, n, 1); }),
+              n == 1 ? "test: injected failure" : "");
+  EXPECT_EQ(o->read_value<uint32_t>(0), 0u);
+  EXPECT_EQ(o->read_value<uint32_t>(4), 1001u);
+  EXPECT_EQ(o->read_value<uint32_t>(8), 2u);
+  EXPECT_TRUE(device->findings().empty());
+}
+
 // ---- Indirect dispatch and counters
 
 class Indirect : public testing::Test {
@@ -425,6 +450,15 @@ TEST(Counters, BytesAreDistinctAndTrafficIsNot) {
   EXPECT_EQ(counters[2].bytes_read, 0u) << "what set_bytes gave does not count";
   EXPECT_EQ(counters[0].traffic_read, 256u);
   EXPECT_TRUE(device->take_counters().empty());
+}
+
+TEST(Device, TextForMacsIsSelfContained) {
+  ASSERT_EQ(metal::emulator_faults.files.size(), 1u);
+  const metal::KernelFile& file = metal::emulator_faults.files[0];
+  EXPECT_EQ(file.name, "faults.metal");
+  EXPECT_EQ(file.text.substr(0, 52), "#line 1 \"emulator/tests/faults/faults.metal\"\n// One ");
+  EXPECT_EQ(file.text.find("#include \""), std::string_view::npos);
+  EXPECT_NE(file.text.find("#include <metal_stdlib>"), std::string_view::npos);
 }
 
 TEST(Device, PlainAndTracedLibrariesDoNotMix) {

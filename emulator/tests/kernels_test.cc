@@ -319,6 +319,16 @@ TEST(RemovedBarrier, InAThreadgroupIsFound) {
   }
 }
 
+TEST(EmbeddedText, HasEachHeaderOnceAndInPlace) {
+  for (const metal::KernelFile& file : metal::emulator_kernels.files) {
+    const size_t first = file.text.find("struct LinearParams");
+    EXPECT_EQ(first != std::string_view::npos, file.name != "route.metal") << file.name;
+    EXPECT_EQ(file.text.find("struct LinearParams", first + 1), std::string_view::npos) << file.name;
+    EXPECT_EQ(file.text.find("#include \""), std::string_view::npos) << file.name;
+    EXPECT_EQ(file.text.find("#pragma once"), std::string_view::npos) << file.name;
+  }
+}
+
 // Distinct bytes of a GEMV are its operands, once; x is read again for each output.
 TEST(Counters, OfAGemvAreItsOperands) {
   TestDevice device(metal::emulator_kernels,

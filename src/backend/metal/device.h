@@ -201,8 +201,8 @@ class Device {
   virtual std::unique_ptr<Event> make_event() = 0;
   virtual std::unique_ptr<CommandBuffer> make_command_buffer(std::string label) = 0;
 
-  // Buffers made from now on are kept resident; call once after the weights are loaded, and again after
-  // further buffers were made. No effect where the system has no residency sets.
+  // Keeps the buffers made so far resident; call once after the weights are loaded, and again after further
+  // buffers were made. No effect where the system has no residency sets.
   virtual void make_resident() = 0;
 };
 
