@@ -17,7 +17,6 @@ constant constexpr uint kTileDepth = 32;
 constant constexpr uint kTileStride = kTileDepth + 8;  // of a row in threadgroup memory, against bank conflicts
 constant constexpr uint kResultStride = kTileOut + 2;
 constant constexpr uint kTileFloats = 32 * kResultStride;
-constant constexpr uint kMaxTileRows = 32;
 
 static_assert(kTileFloats * 4 >= (kMaxTileRows + kTileOut) * kTileStride * 2, "operands fit beside each other");
 

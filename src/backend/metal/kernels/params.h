@@ -22,6 +22,7 @@ LILY_CONSTANT uint32_t kGroup = 64;            // weights that share a scale
 LILY_CONSTANT float kEpsilon = 1e-6f;          // of every norm
 LILY_CONSTANT uint32_t kPackedHeads = 4;       // query heads of a threadgroup (D6)
 LILY_CONSTANT uint32_t kSplitTokens = 1024;    // keys of a part in fixed-block attention (D7)
+LILY_CONSTANT uint32_t kMaxTileRows = 32;      // rows of x in a tile of a matrix product
 LILY_CONSTANT uint32_t kQueryTile = 8;         // rows of a prefill attention tile
 LILY_CONSTANT uint32_t kScanBlock = 32;        // tokens of a block in the block-wise delta scan
 LILY_CONSTANT uint32_t kMaxRanked = 256;       // candidates that the vocabulary kernels can rank
@@ -161,6 +162,12 @@ struct VocabularyParams {
   uint32_t chunk;     // logits a part
   uint32_t n_wanted;  // candidates of the op
   uint32_t n_out;     // parts of this level
+};
+
+struct CopyParams {
+  uint32_t n;  // 16-byte words of a slot
+  int32_t from;  // slot, -1: zeros
+  uint32_t to;
 };
 
 #ifdef __METAL_VERSION__
