@@ -6,6 +6,7 @@ namespace lily::metal {
 
 using kernels::kMaxRanked;
 using kernels::kRankChunk;
+using kernels::kSampleRanked;
 using kernels::VocabularyParams;
 
 namespace {
@@ -13,9 +14,6 @@ namespace {
 uint32_t chunks_of(uint32_t n, uint32_t chunk) { return (n + chunk - 1) / chunk; }
 
 constexpr Size3 kThreads{256, 1, 1};
-
-// Sampling ranks this many; rows that ask for more (or for no top-k at all) look at the whole vocabulary.
-constexpr uint32_t kSampleRanked = 64;
 
 }  // namespace
 

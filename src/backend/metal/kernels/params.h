@@ -26,6 +26,7 @@ LILY_CONSTANT uint32_t kMaxTileRows = 32;      // rows of x in a tile of a matri
 LILY_CONSTANT uint32_t kQueryTile = 8;         // rows of a prefill attention tile
 LILY_CONSTANT uint32_t kScanBlock = 32;        // tokens of a block in the block-wise delta scan
 LILY_CONSTANT uint32_t kMaxRanked = 256;       // candidates that the vocabulary kernels can rank
+LILY_CONSTANT uint32_t kSampleRanked = 64;     // largest top-k that sampling ranks; beyond, it reads all logits
 LILY_CONSTANT uint32_t kRankChunk = 2048;      // logits that one threadgroup ranks
 
 // What an output element becomes.
