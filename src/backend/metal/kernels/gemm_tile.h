@@ -28,11 +28,11 @@ struct SimdgroupProduct {
   static uint first_row(uint sg) { return kRows == 32 ? sg / 2 * 16 : 0; }
   static uint first_out(uint sg) { return kRows == 32 ? sg % 2 * 32 : sg * 16; }
 
-  void clear() {
+  void clear() thread {
     for (uint i = 0; i < 2; ++i)
       for (uint j = 0; j < kRows / 8; ++j) acc[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
   }
-  void multiply(threadgroup const bfloat* xs, threadgroup const bfloat* ws, uint sg, uint) {
+  void multiply(threadgroup const bfloat* xs, threadgroup const bfloat* ws, uint sg, uint) thread {
     xs += first_row(sg) * kTileStride;
     ws += first_out(sg) * kTileStride;
     for (uint k = 0; k < kTileDepth; k += 8) {
@@ -45,7 +45,7 @@ struct SimdgroupProduct {
       }
     }
   }
-  void store(threadgroup float* result, uint sg, uint) {
+  void store(threadgroup float* result, uint sg, uint) thread {
     result += first_row(sg) * kResultStride + first_out(sg);
     for (uint i = 0; i < 2; ++i)
       for (uint j = 0; j < kRows / 8; ++j)
@@ -59,10 +59,10 @@ struct VectorProduct {
   static constexpr constant uint kThreads = 128 / kRows;  // of a row
   float acc[kTileOut * kRows / 128];
 
-  void clear() {
+  void clear() thread {
     for (uint j = 0; j < kTileOut / kThreads; ++j) acc[j] = 0.0f;
   }
-  void multiply(threadgroup const bfloat* xs, threadgroup const bfloat* ws, uint, uint lid) {
+  void multiply(threadgroup const bfloat* xs, threadgroup const bfloat* ws, uint, uint lid) thread {
     xs += lid / kThreads * kTileStride;
     for (uint k = 0; k < kTileDepth; ++k) {
       const float x = float(xs[k]);
@@ -70,7 +70,7 @@ struct VectorProduct {
         acc[j] = fma(x, float(ws[(j * kThreads + lid % kThreads) * kTileStride + k]), acc[j]);
     }
   }
-  void store(threadgroup float* result, uint, uint lid) {
+  void store(threadgroup float* result, uint, uint lid) thread {
     for (uint j = 0; j < kTileOut / kThreads; ++j)
       result[lid / kThreads * kResultStride + j * kThreads + lid % kThreads] = acc[j];
   }
