@@ -116,6 +116,7 @@ std::vector<TileRange> tile_ranges(const std::vector<TileMatrix>& weights) {
 
 std::vector<TileMatrix> matrices(const LowerContext& context, const std::vector<plan::WeightId>& ids) {
   std::vector<TileMatrix> result;
+  result.reserve(ids.size());
   for (const plan::WeightId id : ids) result.push_back(context.weights.linear(id).first);
   return result;
 }

@@ -33,16 +33,21 @@ void store_tile(const float* values, int64_t row, int64_t tile, int64_t n_out, c
 
 void linear(const TileMatrix& w, int64_t tile_begin, int64_t tile_end, const InputRows& x, int64_t n_rows,
             const OutputRows& out) {
-  alignas(64) float values[kMaxTileRows][16];
+  alignas(64) float values[2][kMaxTileRows][16];
   RowRef rows[kMaxTileRows];
   for (int64_t block = 0; block < n_rows; block += kRowBlock) {
     const int64_t block_end = std::min(block + kRowBlock, n_rows);
-    for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
+    for (int64_t tile = tile_begin; tile < tile_end; tile += 2) {
+      const bool two = tile + 1 < tile_end;
       for (int64_t first = block; first < block_end; first += kMaxTileRows) {
         const int n = static_cast<int>(std::min<int64_t>(kMaxTileRows, block_end - first));
         for (int r = 0; r < n; ++r) rows[r] = x.row(first + r);
-        dot_tile_rows(w, tile, rows, n, values);
-        for (int r = 0; r < n; ++r) store_tile(values[r], first + r, tile, w.rows, out);
+        if (two) dot_two_tiles_rows(w, tile, w, tile + 1, rows, n, values[0], values[1]);
+        else dot_tile_rows(w, tile, rows, n, values[0]);
+        for (int r = 0; r < n; ++r) {
+          store_tile(values[0][r], first + r, tile, w.rows, out);
+          if (two) store_tile(values[1][r], first + r, tile + 1, w.rows, out);
+        }
       }
     }
   }
@@ -60,8 +65,7 @@ void gate_up(const TileMatrix& gate, const TileMatrix& up, int64_t tile_begin, i
       for (int64_t first = block; first < block_end; first += kMaxTileRows) {
         const int n = static_cast<int>(std::min<int64_t>(kMaxTileRows, block_end - first));
         for (int r = 0; r < n; ++r) rows[r] = x.row(first + r);
-        dot_tile_rows(gate, tile, rows, n, gates);
-        dot_tile_rows(up, tile, rows, n, ups);
+        dot_two_tiles_rows(gate, tile, up, tile, rows, n, gates, ups);
         for (int r = 0; r < n; ++r) {
           for (size_t i = 0; i < 16; i += hn::Lanes(d)) {
             const auto act = silu_of(d, hn::Load(d, gates[r] + i));
