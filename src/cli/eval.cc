@@ -98,11 +98,13 @@ Json against_goldens(const Options& o, const model::Checkpoint& checkpoint, int3
   }
   if (!goldens.prompts.empty() || goldens.long_prompt) {
     engine::Engine engine(subject.model.make_executor());
+    const std::vector<int32_t>& stop_ids = checkpoint.config().stop_ids;
     if (!goldens.prompts.empty())
-      report["greedy"] = greedy_json(engine::run_greedy(engine, goldens.prompts, progress_of("prompts")));
+      report["greedy"] =
+          greedy_json(engine::run_greedy(engine, goldens.prompts, stop_ids, progress_of("prompts")));
     if (goldens.long_prompt)
-      report["long"] = greedy_json(
-          engine::run_greedy(engine, std::span(&*goldens.long_prompt, 1), progress_of("long prompt")));
+      report["long"] = greedy_json(engine::run_greedy(engine, std::span(&*goldens.long_prompt, 1), stop_ids,
+                                                      progress_of("long prompt")));
   }
   report["backend"] = subject.model.device().info().backend;
   return report;
