@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <map>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -72,8 +73,11 @@ Survey survey(const fs::path& folder) {
                                       .dtype = tensor.entry.dtype_name,
                                       .n_bytes = tensor.entry.n_bytes()});
   }
-  std::stable_sort(found.problems.begin(), found.problems.end(),
-                   [](const Problem& a, const Problem& b) { return a.kind < b.kind; });
+  // What matters most first, otherwise in the order found, which is that of execution.
+  std::multimap<Problem::Kind, Problem> by_kind;
+  for (Problem& problem : found.problems) by_kind.emplace(problem.kind, std::move(problem));
+  found.problems.clear();
+  for (auto& [kind, problem] : by_kind) found.problems.push_back(std::move(problem));
   for (const Problem& problem : found.problems) found.report.problems.push_back(problem.message);
   return found;
 }
@@ -198,6 +202,12 @@ void Checkpoint::read(const Part& part, int64_t offset, std::span<std::byte> out
   const uint64_t start = part.offset + static_cast<uint64_t>(offset);
   file.read_at(start, out);
   if (n_bytes >= kReleaseBytes) file.release_cached(start, out.size());
+}
+
+void Checkpoint::release_cached(const StoredWeight& weight) const {
+  for (const Part* part : {&weight.codes, &weight.scales, &weight.biases, &weight.values})
+    if (part->n_bytes > 0)
+      files_[part->file].release_cached(part->offset, static_cast<uint64_t>(part->n_bytes));
 }
 
 std::string Checkpoint::id() const {
