@@ -172,8 +172,8 @@ CheckpointReport inspect_checkpoint(const fs::path& folder) { return survey(fold
 
 Checkpoint Checkpoint::open(const fs::path& folder) {
   Survey found = survey(folder);
-  for (const std::string& notice : found.report.notices) log(LogLevel::notice, "{}", notice);
   if (!found.problems.empty()) fail_with(found.problems);
+  for (const std::string& notice : found.report.notices) log(LogLevel::notice, "{}", notice);
   Checkpoint checkpoint;
   checkpoint.folder_ = folder;
   checkpoint.report_ = std::move(found.report);
