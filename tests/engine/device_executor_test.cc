@@ -69,7 +69,7 @@ TEST(Memory, TheDevicesMemoryIsTheBudgetIfNoneIsGiven) {
 }
 
 TEST(Memory, TheCacheHasStatesBeforeTheContextTakesAll) {
-  const MemoryPlan plan = plan_memory(model::qwen36_35b_a3b(), gpu_policy(), 24 * kGiB, 19'508'787'456, {});
+  const MemoryPlan plan = plan_memory(model::qwen36_35b_a3b(), gpu_policy(), 22 * kGiB, 19'508'787'456, {});
   EXPECT_EQ(plan.spec.n_state_slots, 3 + 8);
   EXPECT_LT(plan.context, 262'144);
   EXPECT_GT(plan.context, 100'000);
