@@ -134,13 +134,15 @@ plan::Policy default_policy() {
   p.decode = {.norm_linear = true,
               .linear_add = true,
               .norm_router = true,
+              .router_in_experts = true,
               .gate_up = true,
               .shared_in_experts = true,
               .down_combine = true,
               .qk_prepare = true,
               .delta_norm = true,
               .delta_mixer = true,
-              .attention_gate = true};
+              .attention_gate = true,
+              .qk_in_attention = true};
   p.matrix_unit = plan::MatrixUnit::simdgroup;
   p.tokens_stay_on_device = true;
   p.mechanisms.set();

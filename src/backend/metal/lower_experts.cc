@@ -39,6 +39,7 @@ void Lowering::lower(const plan::NormRouter& o) {
     next_phase();
     product({.weights = weights, .x = {o.normed, 0, cols(o.normed)}, .y = o.logits});
   }
+  if (o.ids == plan::kNoValue) return;  // ExpertsGateUp chooses
   next_phase();
   router_top({o.logits, 0, dims().n_experts}, o.ids, o.weights);
 }
@@ -152,6 +153,7 @@ void Lowering::lower(const plan::ExpertsGateUp& o) {
   p.x_stride = cols(o.x);
   p.y_stride = cols(o.y);
   if (o.routing.grouped()) {
+    LILY_CHECK(!o.routes(), "a group needs its routing before");
     if (o.shared != plan::kNoValue)
       fail(Fault::user,
            "policy.prefill.shared_in_experts: the Metal backend computes the shared expert of {} rows apart",
@@ -193,8 +195,14 @@ void Lowering::lower(const plan::ExpertsGateUp& o) {
         {fixed((widest + kRowsOfGroup - 1) / kRowsOfGroup), fixed(kernels::kTopK + (has_shared ? 1 : 0)),
          per(Count::rows)},
         {64, 1, 1});
+  if (o.routes()) {
+    p.n_experts = u(dims().n_experts);
+    p.router_stride = cols(o.router.value);
+    p.router_first = u(o.router.first_col);
+  }
   read(0, o.x);
-  read(1, o.routing.ids);
+  if (o.routes()) write(1, o.routing.ids);
+  else read(1, o.routing.ids);
   write(2, o.y);
   if (has_shared) write(3, o.shared);
   else write(3, o.y);
@@ -202,6 +210,13 @@ void Lowering::lower(const plan::ExpertsGateUp& o) {
   weight(5, up);
   weight(6, has_shared ? shared_gate : gate);
   weight(7, has_shared ? shared_up : up);
+  if (o.routes()) {
+    read(8, o.router.value);
+    write(9, o.weights);
+  } else {  // bound, not used
+    weight(8, gate);
+    write(9, o.y);
+  }
   params(p);
   header();
 }

@@ -155,12 +155,20 @@ void Lowering::lower(const plan::DeltaMixer& o) {
 
 // ---- Attention
 
+namespace {
+
+void set_turns(uint64_t* turns, double theta) {
+  for (size_t i = 0; i < kernels::kRotaryPairs; ++i) {
+    const double radians = std::pow(theta, -static_cast<double>(i) / kernels::kRotaryPairs);
+    turns[i] = static_cast<uint64_t>(std::ldexp(radians / (2 * std::numbers::pi), 64));
+  }
+}
+
+}  // namespace
+
 HeadParams Lowering::head_params() const {
   HeadParams p{.n_q_heads = u(dims().n_q_heads), .n_kv_heads = u(dims().n_kv_heads)};
-  for (size_t i = 0; i < kernels::kRotaryPairs; ++i) {
-    const double radians = std::pow(dims().rope_theta, -static_cast<double>(i) / kernels::kRotaryPairs);
-    p.turns[i] = static_cast<uint64_t>(std::ldexp(radians / (2 * std::numbers::pi), 64));
-  }
+  set_turns(p.turns, dims().rope_theta);
   return p;
 }
 
@@ -221,24 +229,39 @@ void Lowering::lower(const plan::QkPrepare& o) {
 }
 
 // Many rows take tiles of queries on either path: the paths differ in how few rows share the cache.
-void Lowering::attention(int layer, plan::AttentionPath path, plan::ValueId q, const plan::View* gate,
+void Lowering::attention(int layer, plan::AttentionPath path, plan::ValueId q, const plan::GatedAttention* gated,
                          plan::ValueId y) {
+  const plan::View* gate = gated != nullptr ? &gated->gate : nullptr;
+  const bool prepares = gated != nullptr && gated->prepares();
+  if (prepares && !is_few(y))
+    fail(Fault::user, "policy.decode.qk_in_attention: the Metal backend prepares at most {} rows inside attention",
+         kFewRows);
   AttentionParams p{.n_q_heads = u(dims().n_q_heads),
                     .n_kv_heads = u(dims().n_kv_heads),
-                    .q_stride = cols(q),
+                    .q_stride = prepares ? 0 : cols(q),
                     .y_stride = cols(y)};
+  if (prepares) {
+    LILY_CHECK(gate->value == gated->k.value && gate->value == gated->v.value, "attention reads one value");
+    set_turns(p.turns, dims().rope_theta);
+    p.prepares = 1;
+    p.k_first = u(gated->k.first_col);
+    p.v_first = u(gated->v.first_col);
+  }
   if (gate != nullptr) {
     p.gated = 1;
     p.gate_stride = cols(gate->value);
     p.gate_first = u(gate->first_col);
   }
   const auto caches = [&] {
-    state(2, PlaceKind::k_cache, layer, Kind::read);
-    state(3, PlaceKind::v_cache, layer, Kind::read);
+    state(2, PlaceKind::k_cache, layer, prepares ? Kind::read_write : Kind::read);
+    state(3, PlaceKind::v_cache, layer, prepares ? Kind::read_write : Kind::read);
+    weight(5, Weight::q_norm, layer);
+    weight(6, Weight::k_norm, layer);
     step(kBlocksIndex, Place::Part::blocks);
     segments();
   };
   const auto gate_or_query = [&] { read(4, gate != nullptr ? gate->value : q); };
+  const auto query = [&] { read(0, prepares ? gate->value : q); };
   const int64_t n_heads = dims().n_q_heads;
 
   if (!is_few(y)) {
@@ -261,7 +284,7 @@ void Lowering::attention(int layer, plan::AttentionPath path, plan::ValueId q, c
   const int64_t groups = n_heads / (policy.pack_query_heads ? kernels::kPackedHeads : 1);
   if (path == plan::AttentionPath::general) {
     begin(fmt::format("attention_decode{}", variant), {fixed(groups), per(Count::rows), fixed(1)}, {512, 1, 1});
-    read(0, q);
+    query();
     write(1, y);
     caches();
     gate_or_query();
@@ -275,9 +298,10 @@ void Lowering::attention(int layer, plan::AttentionPath path, plan::ValueId q, c
       work(rows_bound(plan_, plan_.value(y)) * n_heads * p.n_parts * (kernels::kAttentionHead + 2) * 4);
   begin(fmt::format("attention_part{}", variant), {fixed(p.n_parts), fixed(groups), per(Count::rows)},
         {256, 1, 1});
-  read(0, q);
+  query();
   arg(1, partial, Kind::write);
   caches();
+  gate_or_query();
   params(p);
   rows();
   header();
@@ -292,7 +316,7 @@ void Lowering::attention(int layer, plan::AttentionPath path, plan::ValueId q, c
 }
 
 void Lowering::lower(const plan::Attention& o) { attention(o.layer, o.path, o.q, nullptr, o.o); }
-void Lowering::lower(const plan::GatedAttention& o) { attention(o.layer, o.path, o.q, &o.gate, o.y); }
+void Lowering::lower(const plan::GatedAttention& o) { attention(o.layer, o.path, o.q, &o, o.y); }
 
 void Lowering::lower(const plan::AttentionGate& o) {
   each_element("attention_gate", o.y,

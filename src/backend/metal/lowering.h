@@ -90,7 +90,8 @@ class Lowering {
   void lower(const plan::HeadNormRope&);
   void lower(const plan::KvAppend&);
   void lower(const plan::QkPrepare&);
-  void attention(int layer, plan::AttentionPath path, plan::ValueId q, const plan::View* gate, plan::ValueId y);
+  void attention(int layer, plan::AttentionPath path, plan::ValueId q,
+                 const plan::GatedAttention* gated, plan::ValueId y);
   void lower(const plan::Attention&);
   void lower(const plan::AttentionGate&);
   void lower(const plan::GatedAttention&);

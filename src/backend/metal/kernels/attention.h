@@ -11,6 +11,7 @@
 constant constexpr float kLowest = -3.0e38f;  // finite: masks must survive fast math
 constant constexpr float kScoreScale = 0.0625f;
 constant constexpr uint kLaneDims = 8;  // of a head, for each lane of a simdgroup
+constant constexpr uint kPreparedValues = (kPackedHeads + 1) * kAttentionHead;  // queries and a key
 
 inline ulong cache_index(device const uint* blocks, uint first_block, uint position, uint kv_head,
                          uint n_kv_heads) {
@@ -27,7 +28,7 @@ inline float2 rotation(ulong turns, uint position) {
 }
 
 // (7) (8) for one head: the lane's 8 values, normalised and rotated. All lanes of the simdgroup call it.
-inline void norm_rotate(device const bfloat* x, device const float* w, constant HeadParams& p, uint position,
+inline void norm_rotate(device const bfloat* x, device const float* w, constant ulong* turns, uint position,
                         uint lane, thread float* out) {
   float sum = 0.0f;
   for (uint i = 0; i < kLaneDims; ++i) {
@@ -40,7 +41,7 @@ inline void norm_rotate(device const bfloat* x, device const float* w, constant 
     // Lanes 0 to 3 have the first halves of the 32 pairs, lanes 4 to 7 the second.
     const float other = simd_shuffle_xor(out[i], 4);
     if (lane < 8) {
-      const float2 turn = rotation(p.turns[(lane * kLaneDims + i) % kRotaryPairs], position);
+      const float2 turn = rotation(turns[(lane * kLaneDims + i) % kRotaryPairs], position);
       out[i] = lane < 4 ? out[i] * turn.x - other * turn.y : out[i] * turn.x + other * turn.y;
     }
   }
@@ -105,6 +106,55 @@ inline void load_queries(device const bfloat* q, uint lane, thread float* out) {
   for (uint h = 0; h < uint(kHeads); ++h) {
     unpack_bf16(*(device const uint4*)(q + h * kAttentionHead + lane * kLaneDims), out + h * kLaneDims);
     for (uint i = 0; i < kLaneDims; ++i) out[h * kLaneDims + i] *= kScoreScale;
+  }
+}
+
+// Queries of kHeads heads from first_head on, and the key of the row, normalised and rotated, by simdgroups 0 ..
+// kHeads: prepared [kHeads + 1][256], rounded as their values would be. `row` is the row before preparation. The
+// whole threadgroup calls it.
+template <int kHeads>
+inline void prepare_row(device const bfloat* row, device const float* q_norm, device const float* k_norm,
+                        constant AttentionParams& p, uint position, uint first_head, uint kv_head, uint sg,
+                        uint lane, threadgroup float* prepared) {
+  if (sg <= uint(kHeads)) {
+    const bool is_key = sg == uint(kHeads);
+    float values[8];
+    norm_rotate(row + (is_key ? p.k_first + kv_head * kAttentionHead
+                              : p.gate_first + (first_head + sg) * 2 * kAttentionHead),
+                is_key ? k_norm : q_norm, p.turns, position, lane, values);
+    for (uint i = 0; i < kLaneDims; ++i)
+      prepared[sg * kAttentionHead + lane * kLaneDims + i] = float(bfloat(values[i]));
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+}
+
+// The row's own key and value, which other threadgroups may only just be writing to the cache.
+template <int kHeads>
+inline void add_own(threadgroup const float* prepared, device const bfloat* v, uint lane, thread const float* q,
+                    thread Running<kHeads>& running) {
+  float values[8];
+  unpack_bf16(*(device const uint4*)(v + lane * kLaneDims), values);
+  for (uint h = 0; h < uint(kHeads); ++h) {
+    float dot = 0.0f;
+    for (uint i = 0; i < kLaneDims; ++i)
+      dot = fma(q[h * kLaneDims + i], prepared[kHeads * kAttentionHead + lane * kLaneDims + i], dot);
+    running.add(h, simd_sum(dot), values);
+  }
+}
+
+template <int kHeads>
+inline void prepared_queries(threadgroup const float* prepared, uint lane, thread float* out) {
+  for (uint h = 0; h < uint(kHeads); ++h)
+    for (uint i = 0; i < kLaneDims; ++i)
+      out[h * kLaneDims + i] = prepared[h * kAttentionHead + lane * kLaneDims + i] * kScoreScale;
+}
+
+// The append: by one simdgroup.
+inline void append(threadgroup const float* key, device const bfloat* v, device bfloat* k_cache,
+                   device bfloat* v_cache, ulong to, uint lane) {
+  for (uint i = 0; i < kLaneDims; ++i) {
+    k_cache[to + lane * kLaneDims + i] = bfloat(key[lane * kLaneDims + i]);
+    v_cache[to + lane * kLaneDims + i] = v[lane * kLaneDims + i];
   }
 }
 

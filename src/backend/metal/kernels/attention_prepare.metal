@@ -18,7 +18,7 @@ inline void store_head(device bfloat* y, uint lane, thread const float* values) 
                                uint lane [[thread_index_in_simdgroup]]) {
   if (at.y >= step.n_rows) return;
   float values[8];
-  norm_rotate(x + ulong(at.y) * p.x_stride + p.x_first + at.x * p.head_stride, w, p, rows[at.y].position, lane,
+  norm_rotate(x + ulong(at.y) * p.x_stride + p.x_first + at.x * p.head_stride, w, p.turns, rows[at.y].position, lane,
               values);
   store_head(y + ulong(at.y) * p.y_stride + at.x * kAttentionHead, lane, values);
 }
@@ -51,13 +51,13 @@ inline void store_head(device bfloat* y, uint lane, thread const float* values) 
   const uint position = rows[at.y].position;
   float values[8];
   if (at.x < p.n_q_heads) {
-    norm_rotate(in + ulong(at.y) * p.x_stride + p.x_first + at.x * p.head_stride, q_norm, p, position, lane,
+    norm_rotate(in + ulong(at.y) * p.x_stride + p.x_first + at.x * p.head_stride, q_norm, p.turns, position, lane,
                 values);
     store_head(q + ulong(at.y) * p.y_stride + at.x * kAttentionHead, lane, values);
     return;
   }
   const uint head = at.x - p.n_q_heads;
-  norm_rotate(in + ulong(at.y) * p.k_stride + p.k_first + head * kAttentionHead, k_norm, p, position, lane,
+  norm_rotate(in + ulong(at.y) * p.k_stride + p.k_first + head * kAttentionHead, k_norm, p.turns, position, lane,
               values);
   const ulong to =
       cache_index(blocks, segments[rows[at.y].segment].first_block, position, head, p.n_kv_heads);

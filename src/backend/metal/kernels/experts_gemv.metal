@@ -2,14 +2,15 @@
 //
 // experts_gate_up_decode (24) (D4a): mid [A, width] bf16 = silu(x G^T) * (x U^T). Grid (width / 8, 9, T): slots
 //   0 to 7 are the row's routed experts, slot 8 the shared one. Two simdgroups; each computes four gate and
-//   four up rows, so that the activation needs no memory.
+//   four up rows, so that the activation needs no memory. Where the router is inside, each simdgroup chooses the
+//   experts from the logits itself, which costs less than a barrier between all of them, and one writes them.
 // experts_linear_decode: one projection, y [A, out] bf16. Grid (out / 8, 8, T).
 // experts_down_combine_decode (24) (26) (D4b): residual + sum of weight * down row + sigmoid(gate) * shared.
 //   Grid (H / 4, T): nine simdgroups, one an expert and one for the shared expert, compute the same four rows;
 //   four threads add them up in the order 0 .. 7, shared. Nothing between the projection and the residual
 //   touches memory.
 // experts_combine (26): the sum alone, for any number of rows. Grid (H, T), a thread an element.
-#include "quantised.h"
+#include "router.h"
 
 constant constexpr uint kOut = 4;
 
@@ -23,10 +24,11 @@ inline void dot_rows_of(uint bits, device const uchar* w, uint2 part, ulong firs
 
 template <int kBits>
 [[kernel]] void experts_gate_up_decode(
-    device const bfloat* x [[buffer(0)]], device const int* ids [[buffer(1)]], device bfloat* mid [[buffer(2)]],
+    device const bfloat* x [[buffer(0)]], device int* ids [[buffer(1)]], device bfloat* mid [[buffer(2)]],
     device bfloat* shared_mid [[buffer(3)]], device const uchar* gate [[buffer(4)]],
     device const uchar* up [[buffer(5)]], device const uchar* shared_gate [[buffer(6)]],
-    device const uchar* shared_up [[buffer(7)]], constant ExpertsParams& p [[buffer(20)]],
+    device const uchar* shared_up [[buffer(7)]], device const float* router [[buffer(8)]],
+    device float* weights [[buffer(9)]], constant ExpertsParams& p [[buffer(20)]],
     constant StepHeader& step [[buffer(30)]], uint3 at [[threadgroup_position_in_grid]],
     uint sg [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   const uint t = at.z;
@@ -46,7 +48,19 @@ template <int kBits>
     dot_rows_of(p.shared_bits, shared_up, uint2(p.shared_scales[1], p.shared_biases[1]), first, n_out, p.in,
                 row, lane, u);
   } else {
-    const ulong weight_row = ulong(ids[t * kTopK + slot]) * p.out + first;
+    uint expert;
+    if (p.n_experts != 0) {
+      float weight;
+      const uint id = top_experts(router + ulong(t) * p.router_stride + p.router_first, p.n_experts, lane, weight);
+      expert = simd_shuffle(id, ushort(slot));
+      if (slot == 0 && first == 0 && lane < kTopK) {
+        ids[t * kTopK + lane] = int(id);
+        weights[t * kTopK + lane] = weight;
+      }
+    } else {
+      expert = uint(ids[t * kTopK + slot]);
+    }
+    const ulong weight_row = ulong(expert) * p.out + first;
     dot_rows<kBits, 4>(gate, uint2(p.scales[0], p.biases[0]), weight_row, n_out, p.in, row, lane, g);
     dot_rows<kBits, 4>(up, uint2(p.scales[1], p.biases[1]), weight_row, n_out, p.in, row, lane, u);
   }

@@ -127,12 +127,18 @@ struct HeadParams {  // query and key preparation
 };
 
 struct AttentionParams {
+  uint64_t turns[32];  // as in HeadParams
   uint32_t n_q_heads, n_kv_heads;
   uint32_t q_stride;
   uint32_t gate_stride, gate_first;
   uint32_t y_stride;
   uint32_t gated;
   uint32_t n_parts;  // bound, fixed-block attention
+  // Queries, keys and values of the step before their preparation, all in one value; queries are in front of
+  // their gates.
+  uint32_t prepares;
+  uint32_t k_first, v_first;
+  uint32_t reserved[3];
 };
 
 struct RouterParams {
@@ -151,7 +157,8 @@ struct ExpertsParams {
   uint32_t shared_bits;   // of its weights
   uint32_t shared_given;  // its result is an input, in `shared`
   uint32_t gate_stride, gate_first;  // of its gate's logit
-  uint32_t reserved;
+  uint32_t n_experts;                // with routing inside
+  uint32_t router_stride, router_first;
   uint32_t scales[2], biases[2];  // gate and up, or the one weight
   uint32_t shared_scales[2], shared_biases[2];
 };
@@ -174,9 +181,11 @@ struct CopyParams {
 #ifdef __METAL_VERSION__
 static_assert(sizeof(LinearParams) == 80, "shared with the host");
 static_assert(sizeof(HeadParams) == 296, "shared with the host");
-static_assert(sizeof(ExpertsParams) == 80, "shared with the host");
+static_assert(sizeof(ExpertsParams) == 88, "shared with the host");
+static_assert(sizeof(AttentionParams) == 312, "shared with the host");
 #else
-static_assert(sizeof(LinearParams) == 80 && sizeof(HeadParams) == 296 && sizeof(ExpertsParams) == 80);
+static_assert(sizeof(LinearParams) == 80 && sizeof(HeadParams) == 296 && sizeof(ExpertsParams) == 88);
+static_assert(sizeof(AttentionParams) == 312);
 static_assert(sizeof(StepHeader) == 32 && sizeof(StepRow) == 16 && sizeof(StepSegment) == 32);
 }  // namespace lily::metal::kernels
 #endif

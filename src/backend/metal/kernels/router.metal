@@ -1,16 +1,14 @@
 // Routing on the GPU (P2).
 //
 // router_top (22) (23): the 8 experts with the largest logits, lower index on ties, in falling order, and their
-//   softmax weights renormalised: exp(l - max) over the sum of the 8, which equals p / sum(p). ids, weights
-//   [T, 8]. One simdgroup a row; a lane has every 32nd expert. fp32.
+//   softmax weights renormalised. ids, weights [T, 8]. One simdgroup a row (router.h).
 // count_assignments, group_assignments: the grouping of T * 8 assignments by expert, stable. Grid: one
 //   threadgroup of 256 an expert. The first counts; in the second each expert finds its offset and its place
 //   among the experts by falling load from all counts, then lists its assignments by rising index (its threads
 //   look through consecutive runs and add up in front of them) and its blocks. Integers: any schedule gives
 //   the same result. Bound by latency.
-#include "quantised.h"
+#include "router.h"
 
-constant constexpr uint kMaxExpertsPerLane = 32;
 constant constexpr uint kGroupThreads = 256;
 
 [[kernel]] void router_top(device const float* logits [[buffer(0)]], device int* ids [[buffer(1)]],
@@ -18,34 +16,12 @@ constant constexpr uint kGroupThreads = 256;
                            constant StepHeader& step [[buffer(30)]],
                            uint t [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]]) {
   if (t >= step.n_rows) return;
-  device const float* row = logits + ulong(t) * p.stride + p.first;
-  uint taken = 0;  // a bit for each of the lane's experts
-  float top = 0.0f;
-  float chosen = 0.0f;  // lane j < 8: logit of choice j
-  for (uint j = 0; j < kTopK; ++j) {
-    float best = -3.4e38f;
-    uint index = 0xffffffffu;
-    for (uint i = 0; i < kMaxExpertsPerLane; ++i) {
-      const uint e = i * 32 + lane;
-      if (e >= p.n_experts) break;
-      if ((taken >> i & 1u) == 0 && row[e] > best) {
-        best = row[e];
-        index = e;
-      }
-    }
-    const float winner = simd_max(best);
-    // Only NaN leaves no winner; an id must be valid even then.
-    const uint expert = min(simd_min(best == winner ? index : 0xffffffffu), p.n_experts - 1);
-    if (expert == index) taken |= 1u << (expert / 32);
-    if (j == 0) top = winner;
-    if (lane == j) {
-      chosen = winner;
-      ids[t * kTopK + j] = int(expert);
-    }
+  float weight;
+  const uint id = top_experts(logits + ulong(t) * p.stride + p.first, p.n_experts, lane, weight);
+  if (lane < kTopK) {
+    ids[t * kTopK + lane] = int(id);
+    weights[t * kTopK + lane] = weight;
   }
-  const float weight = lane < kTopK ? exp(chosen - top) : 0.0f;
-  const float sum = simd_sum(weight);
-  if (lane < kTopK) weights[t * kTopK + lane] = weight / sum;
 }
 
 // The sum of v over the threads in front of this one, and over all; parts [8].
