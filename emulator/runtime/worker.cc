@@ -316,12 +316,18 @@ void Worker::abandon(Finding::Kind kind, uint64_t place, const std::string& mess
   std::abort();
 }
 
-void on_kernel_fault(const void* address) {
-  std::string place = describe_address(address);
-  if (place.empty())
-    place = address == nullptr ? "a null or misaligned pointer" : fmt::format("address {}", address);
+void on_kernel_fault(const KernelFault& fault) {
   const Thread& t = *current_thread;
-  Worker::of_this_thread().abandon(
+  Worker& worker = Worker::of_this_thread();
+  if (fault.arithmetic)
+    worker.abandon(Finding::Kind::misuse, 0,
+                   fmt::format("integer division by zero, or overflow, by thread {} of threadgroup {}",
+                               t.index, t.group->linear_id));
+  std::string place = describe_address(fault.address);
+  if (place.empty())
+    place =
+        fault.address == nullptr ? "a null or misaligned pointer" : fmt::format("address {}", fault.address);
+  worker.abandon(
       Finding::Kind::out_of_bounds, 0,
       fmt::format("fault at {} by thread {} of threadgroup {}", place, t.index, t.group->linear_id));
 }

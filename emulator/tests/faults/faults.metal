@@ -11,6 +11,11 @@ kernel void reads_past_the_end(device const uint* a [[buffer(0)]], device uint* 
   o[i] = a[i + 1];
 }
 
+kernel void divides_by_zero(device uint* o [[buffer(0)]], device const uint* zeros [[buffer(1)]],
+                            uint i [[thread_position_in_grid]]) {
+  o[i] = i / zeros[i];
+}
+
 kernel void writes_before_the_start(device uint* o [[buffer(0)]], uint i [[thread_position_in_grid]]) {
   device uint* before = o - 4096;
   if (i == 7u) before[i] = i;
