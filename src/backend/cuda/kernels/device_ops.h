@@ -129,6 +129,7 @@ inline float load_l2(const float* p) { return *p; }
 inline float4 load_l2(const float4* p) { return *p; }
 inline uint32_t load_l2(const uint32_t* p) { return *p; }
 inline void prefetch_l2(const void*) {}
+inline void memory_fence() {}
 inline unsigned fetch_add_acq_rel(unsigned* counter, unsigned n) {
   const unsigned old = *counter;
   *counter += n;
@@ -250,6 +251,7 @@ __device__ __forceinline__ float load_l2(const float* p) { return __ldcg(p); }
 __device__ __forceinline__ float4 load_l2(const float4* p) { return __ldcg(p); }
 __device__ __forceinline__ uint32_t load_l2(const uint32_t* p) { return __ldcg(p); }
 __device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+__device__ __forceinline__ void memory_fence() { __threadfence(); }
 __device__ __forceinline__ unsigned fetch_add_acq_rel(unsigned* counter, unsigned n) {
   unsigned old;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(counter), "r"(n) : "memory");

@@ -4,6 +4,7 @@
 // Rows of a step choose different experts, so each row has its own blocks (grid y).
 #include "backend/cuda/kernels/experts_decode.h"
 
+#include "backend/cuda/kernels/launch.h"
 #include "backend/cuda/kernels/q4_gemv.h"
 #include "backend/cuda/kernels/top8.h"
 
@@ -243,12 +244,15 @@ __global__ void __launch_bounds__(kDownThreads) experts_down_q4_decode(ExpertsDo
   if (threadIdx.x < 32 && p.logits == nullptr) choose_and_request();
 
   auto* sums = reinterpret_cast<float*>(shared + l.sums);
-  for (int j = 0; j < kTop; ++j)
-    stage_bf16_row(p.act + static_cast<size_t>(row * kTop + j) * static_cast<size_t>(p.width), p.width,
-                   shared + l.x + static_cast<unsigned>(j) * l.row_bytes, sums + j * groups, 1);
-  if (shared_groups > 0)
-    stage_bf16_row(p.shared_act + static_cast<size_t>(row) * static_cast<size_t>(p.shared_width), p.shared_width,
-                   shared + l.x + kTop * l.row_bytes, sums + kTop * groups, 1);
+  const int eighths = p.width / 8, n_routed = kTop * eighths, n_eighths = n_routed + p.shared_width / 8;
+  for (int i = static_cast<int>(threadIdx.x); (i & ~31) < n_eighths; i += static_cast<int>(kDownThreads)) {
+    const bool inside = i < n_eighths;
+    const int j = i < n_routed ? i / eighths : kTop, at = i - j * eighths;
+    uint4 v = make_uint4(0, 0, 0, 0);
+    if (i < n_routed) v = load_l2(reinterpret_cast<const uint4*>(p.act + static_cast<size_t>(row * kTop) * static_cast<size_t>(p.width)) + i);
+    else if (inside) v = load_l2(reinterpret_cast<const uint4*>(p.shared_act + static_cast<size_t>(row) * static_cast<size_t>(p.shared_width)) + at);
+    stage_eight(v, inside, at, reinterpret_cast<uint32_t*>(shared + l.x + static_cast<unsigned>(j) * l.row_bytes), sums + j * groups, 1);
+  }
   block_sync();
 
   auto* partial = reinterpret_cast<float*>(shared + l.partial);

@@ -1,7 +1,10 @@
 // The mixture of experts for 1 to 8 rows, in three kernels: router, gate and up projections, down projection.
 #pragma once
 
-#include "backend/cuda/kernels/launch.h"
+#include <cstddef>
+#include <cstdint>
+
+#include "backend/cuda/kernels/host_types.h"
 
 namespace lily::cuda {
 

@@ -4,6 +4,7 @@
 // Weights too large for that (the head) go through a ring of slots, one ring a warp, and need no sums between warps.
 #include "backend/cuda/kernels/linear_decode.h"
 
+#include "backend/cuda/kernels/launch.h"
 #include "backend/cuda/kernels/q4_gemv.h"
 
 namespace lily::cuda {

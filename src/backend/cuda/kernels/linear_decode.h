@@ -2,7 +2,10 @@
 // with RMSNorm in front of it or a residual added behind it.
 #pragma once
 
-#include "backend/cuda/kernels/launch.h"
+#include <cstddef>
+#include <cstdint>
+
+#include "backend/cuda/kernels/host_types.h"
 
 namespace lily::cuda {
 

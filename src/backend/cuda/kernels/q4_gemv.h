@@ -93,25 +93,30 @@ __device__ __forceinline__ void store_unit(const UnitSum<kRows>& sum, float* par
   }
 }
 
-// Stages one bf16 activation row of n_cols (a multiple of 64) and its group sums, by the whole block.
-// sums[group * sum_stride] is the fp32 sum of the group's values.
+// Stages eight values (v, columns 8 i .. 8 i + 7 of a row) by whole warps; the sum of a group of 64 is left at
+// sums[group * sum_stride] by the first of its eight lanes. `inside` false: the lane only takes part.
+__device__ __forceinline__ void stage_eight(uint4 v, bool inside, int i, uint32_t* words, float* sums, int sum_stride) {
+  float s = ((bf16_low(v.x) + bf16_high(v.x)) + (bf16_low(v.y) + bf16_high(v.y))) +
+            ((bf16_low(v.z) + bf16_high(v.z)) + (bf16_low(v.w) + bf16_high(v.w)));
+  s += shuffle_xor(s, 1);
+  s += shuffle_xor(s, 2);
+  s += shuffle_xor(s, 4);
+  if (!inside) return;
+  words[staged_word(4 * i)] = v.x;
+  words[staged_word(4 * i + 1)] = v.y;
+  words[staged_word(4 * i + 2)] = v.z;
+  words[staged_word(4 * i + 3)] = v.w;
+  if ((i & 7) == 0) sums[i / 8 * sum_stride] = s;
+}
+
+// Stages one bf16 activation row of n_cols (a multiple of 64), by the whole block.
 __device__ __forceinline__ void stage_bf16_row(const uint16_t* row, int n_cols, unsigned char* staged, float* sums,
                                                int sum_stride) {
   auto* words = reinterpret_cast<uint32_t*>(staged);
   for (int i = static_cast<int>(threadIdx.x); (i & ~31) * 8 < n_cols; i += static_cast<int>(blockDim.x)) {
     const bool inside = i * 8 < n_cols;
     const uint4 v = inside ? load_l2(reinterpret_cast<const uint4*>(row) + i) : make_uint4(0, 0, 0, 0);
-    float s = ((bf16_low(v.x) + bf16_high(v.x)) + (bf16_low(v.y) + bf16_high(v.y))) +
-              ((bf16_low(v.z) + bf16_high(v.z)) + (bf16_low(v.w) + bf16_high(v.w)));
-    s += shuffle_xor(s, 1);
-    s += shuffle_xor(s, 2);
-    s += shuffle_xor(s, 4);
-    if (!inside) continue;
-    words[staged_word(4 * i)] = v.x;
-    words[staged_word(4 * i + 1)] = v.y;
-    words[staged_word(4 * i + 2)] = v.z;
-    words[staged_word(4 * i + 3)] = v.w;
-    if ((i & 7) == 0) sums[i / 8 * sum_stride] = s;
+    stage_eight(v, inside, i, words, sums, sum_stride);
   }
 }
 
