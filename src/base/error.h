@@ -1,7 +1,7 @@
 // Errors and checks (docs/architecture.md, "Errors").
 //
-// lily::Error ends the current job and is caught in main, per request and in the engine loop. LILY_CHECK is for
-// our own mistakes only: no input and no device state may reach one.
+// lily::Error ends the current job and is caught in main, per request and in the engine loop. LILY_CHECK is
+// for our own mistakes only: no input and no device state may reach one.
 #pragma once
 
 #include <fmt/format.h>
@@ -38,7 +38,7 @@ template <typename... Args>
 }  // namespace lily
 
 // LILY_CHECK(rows > 0, "rows {}", rows): prints the condition and the values, then aborts, release included.
-#define LILY_CHECK(condition, ...)                                                                  \
-  do {                                                                                              \
+#define LILY_CHECK(condition, ...)                                                                       \
+  do {                                                                                                   \
     if (!(condition)) ::lily::check_failed(__FILE__, __LINE__, #condition, fmt::format("" __VA_ARGS__)); \
   } while (false)

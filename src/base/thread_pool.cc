@@ -52,17 +52,17 @@ int physical_cores() {
   cpu_set_t mask;
   CPU_ZERO(&mask);
   if (sched_getaffinity(0, sizeof mask, &mask) == 0) {
-    std::set<std::pair<int, int>> cores;
+    std::set<std::pair<int, int> > cores;
     int n_logical = 0;
     for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
       if (!CPU_ISSET(cpu, &mask)) continue;
       ++n_logical;
       const std::string base = fmt::format("/sys/devices/system/cpu/cpu{}/topology/", cpu);
       int package = 0, core = 0;
-      if ((std::ifstream(base + "physical_package_id") >> package) && (std::ifstream(base + "core_id") >> core))
+      if ((std::ifstream(base + "physical_package_id") >> package) &&
+          (std::ifstream(base + "core_id") >> core))
         cores.emplace(package, core);
-      else
-        cores.emplace(-1, cpu);
+      else cores.emplace(-1, cpu);
     }
     const int n = cores.empty() ? n_logical : static_cast<int>(cores.size());
     if (n > 0) return std::min(n, quota_cores());
@@ -73,7 +73,8 @@ int physical_cores() {
 
 ThreadPool::ThreadPool(int n_threads) : n_threads_(n_threads) {
   LILY_CHECK(n_threads >= 1, "n_threads {}", n_threads);
-  for (int thread = 1; thread < n_threads; ++thread) threads_.emplace_back([this, thread] { worker(thread); });
+  for (int thread = 1; thread < n_threads; ++thread)
+    threads_.emplace_back([this, thread] { worker(thread); });
 }
 
 ThreadPool::~ThreadPool() {

@@ -1,4 +1,5 @@
-// A fixed set of worker threads that run one parallel loop at a time; the CPU backend's and the loader's threads.
+// A fixed set of worker threads that run one parallel loop at a time; the CPU backend's and the loader's
+// threads.
 #pragma once
 
 #include <atomic>
@@ -12,7 +13,8 @@
 
 namespace lily {
 
-// Cores that are not hyper-threads of another one, limited by the process's affinity mask and cgroup quota; >= 1.
+// Cores that are not hyper-threads of another one, limited by the process's affinity mask and cgroup quota;
+// >= 1.
 int physical_cores();
 
 class ThreadPool {
@@ -25,12 +27,12 @@ class ThreadPool {
 
   int n_threads() const { return n_threads_; }
 
-  // Calls body(thread) once on each thread, 0 <= thread < n_threads(), and returns when all have returned. If one
-  // throws, the first exception is rethrown here after all have finished. Not reentrant.
+  // Calls body(thread) once on each thread, 0 <= thread < n_threads(), and returns when all have returned. If
+  // one throws, the first exception is rethrown here after all have finished. Not reentrant.
   void run(const std::function<void(int thread)>& body);
 
-  // Calls body(begin, end) over [0, n) in consecutive pieces of `grain` handed out dynamically. Which thread takes
-  // which piece varies; results may not depend on it.
+  // Calls body(begin, end) over [0, n) in consecutive pieces of `grain` handed out dynamically. Which thread
+  // takes which piece varies; results may not depend on it.
   void parallel_for(int64_t n, int64_t grain, const std::function<void(int64_t begin, int64_t end)>& body);
 
  private:

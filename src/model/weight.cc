@@ -46,33 +46,52 @@ constexpr std::array<Entry, kWeightKinds> kEntries = {{
 std::vector<int64_t> shape_of(const Dims& d, Weight weight) {
   switch (weight) {
     case Weight::embed:
-    case Weight::lm_head: return {d.vocab, d.hidden};
+    case Weight::lm_head:
+      return {d.vocab, d.hidden};
     case Weight::final_norm:
     case Weight::input_norm:
-    case Weight::post_norm: return {d.hidden};
-    case Weight::q_proj: return {d.q_gate_width(), d.hidden};
+    case Weight::post_norm:
+      return {d.hidden};
+    case Weight::q_proj:
+      return {d.q_gate_width(), d.hidden};
     case Weight::k_proj:
-    case Weight::v_proj: return {d.kv_width(), d.hidden};
-    case Weight::o_proj: return {d.hidden, d.q_width()};
+    case Weight::v_proj:
+      return {d.kv_width(), d.hidden};
+    case Weight::o_proj:
+      return {d.hidden, d.q_width()};
     case Weight::q_norm:
-    case Weight::k_norm: return {kHeadDim};
-    case Weight::delta_qkv: return {d.conv_channels(), d.hidden};
-    case Weight::delta_z: return {d.value_width(), d.hidden};
+    case Weight::k_norm:
+      return {kHeadDim};
+    case Weight::delta_qkv:
+      return {d.conv_channels(), d.hidden};
+    case Weight::delta_z:
+      return {d.value_width(), d.hidden};
     case Weight::delta_b:
-    case Weight::delta_a: return {d.n_value_heads, d.hidden};
-    case Weight::delta_out: return {d.hidden, d.value_width()};
-    case Weight::conv: return {d.conv_channels(), kConvTaps};
+    case Weight::delta_a:
+      return {d.n_value_heads, d.hidden};
+    case Weight::delta_out:
+      return {d.hidden, d.value_width()};
+    case Weight::conv:
+      return {d.conv_channels(), kConvTaps};
     case Weight::a_log:
-    case Weight::dt_bias: return {d.n_value_heads};
-    case Weight::delta_norm: return {kDeltaHeadDim};
-    case Weight::router: return {d.n_experts, d.hidden};
-    case Weight::shared_gate: return {1, d.hidden};
+    case Weight::dt_bias:
+      return {d.n_value_heads};
+    case Weight::delta_norm:
+      return {kDeltaHeadDim};
+    case Weight::router:
+      return {d.n_experts, d.hidden};
+    case Weight::shared_gate:
+      return {1, d.hidden};
     case Weight::expert_gate:
-    case Weight::expert_up: return {d.n_experts, d.expert_width, d.hidden};
-    case Weight::expert_down: return {d.n_experts, d.hidden, d.expert_width};
+    case Weight::expert_up:
+      return {d.n_experts, d.expert_width, d.hidden};
+    case Weight::expert_down:
+      return {d.n_experts, d.hidden, d.expert_width};
     case Weight::shared_gate_proj:
-    case Weight::shared_up_proj: return {d.shared_width, d.hidden};
-    case Weight::shared_down_proj: return {d.hidden, d.shared_width};
+    case Weight::shared_up_proj:
+      return {d.shared_width, d.hidden};
+    case Weight::shared_down_proj:
+      return {d.hidden, d.shared_width};
   }
   LILY_CHECK(false, "weight {}", static_cast<int>(weight));
   return {};
@@ -88,8 +107,10 @@ bool is_quantisable(Weight weight) {
     case Weight::conv:
     case Weight::a_log:
     case Weight::dt_bias:
-    case Weight::delta_norm: return false;
-    default: return true;
+    case Weight::delta_norm:
+      return false;
+    default:
+      return true;
   }
 }
 
@@ -97,12 +118,13 @@ const Entry& entry(Weight weight) { return kEntries[static_cast<size_t>(weight)]
 
 constexpr std::array kAttentionWeights = {Weight::q_proj, Weight::k_proj, Weight::v_proj,
                                           Weight::q_norm, Weight::k_norm, Weight::o_proj};
-constexpr std::array kDeltaWeights = {Weight::delta_qkv, Weight::delta_z, Weight::delta_b,
-                                      Weight::delta_a,   Weight::conv,    Weight::a_log,
+constexpr std::array kDeltaWeights = {Weight::delta_qkv, Weight::delta_z,    Weight::delta_b,
+                                      Weight::delta_a,   Weight::conv,       Weight::a_log,
                                       Weight::dt_bias,   Weight::delta_norm, Weight::delta_out};
-constexpr std::array kMoeWeights = {Weight::post_norm,        Weight::router,         Weight::shared_gate,
-                                    Weight::expert_gate,      Weight::expert_up,      Weight::expert_down,
-                                    Weight::shared_gate_proj, Weight::shared_up_proj, Weight::shared_down_proj};
+constexpr std::array kMoeWeights = {
+    Weight::post_norm,        Weight::router,         Weight::shared_gate,
+    Weight::expert_gate,      Weight::expert_up,      Weight::expert_down,
+    Weight::shared_gate_proj, Weight::shared_up_proj, Weight::shared_down_proj};
 
 }  // namespace
 
@@ -137,10 +159,14 @@ std::vector<WeightSpec> catalogue(const Dims& dims) {
 
 int64_t storage_bytes(int64_t n_elements, Storage storage) {
   switch (storage) {
-    case Storage::q4: return n_elements / 2 + n_elements / kQuantGroup * 4;
-    case Storage::q8: return n_elements + n_elements / kQuantGroup * 4;
-    case Storage::bf16: return n_elements * 2;
-    case Storage::f32: return n_elements * 4;
+    case Storage::q4:
+      return n_elements / 2 + n_elements / kQuantGroup * 4;
+    case Storage::q8:
+      return n_elements + n_elements / kQuantGroup * 4;
+    case Storage::bf16:
+      return n_elements * 2;
+    case Storage::f32:
+      return n_elements * 4;
   }
   LILY_CHECK(false, "storage {}", static_cast<int>(storage));
   return 0;
