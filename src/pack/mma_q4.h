@@ -4,21 +4,21 @@
 //
 // Rows are cut into tiles of 16 (the last one padded with codes, scales and biases of 0), columns into groups
 // of 64. One tile of one group is a record of 576 bytes; the records of a row tile lie one after another, so
-// that both a decode warp and a prefill tile stream contiguous bytes: record(tile, group) = tile * n_groups +
+// that a decode warp and a prefill tile both stream contiguous bytes: record(tile, group) = tile * n_groups +
 // group.
 //
-//   bytes   0..511  codes in the register order of a 16 x 16 bf16 A fragment, which mma.m16n8k16 and
-//   wgmma.m64nNk16
-//                   share (each warp of a warpgroup holds 16 of the 64 rows): lane l owns 16 bytes at 16 * l,
-//                   word s of them is its fragment of columns 16 s .. 16 s + 15. With g = l / 4, t = l % 4,
-//                   nibble i of the word is the low half of register i, nibble i + 4 the high half, so that
-//                   (word >> 4 i) & 0x000f000f spreads exactly register i:
-//                     register 0: row g,     columns 2 t, 2 t + 1       register 2: row g,     columns 2 t +
-//                     8, 2 t + 9 register 1: row g + 8, columns 2 t, 2 t + 1       register 3: row g + 8,
-//                     columns 2 t + 8, 2 t + 9
-//   bytes 512..575  16 words scale | bias << 16; word 2 g is row g, word 2 g + 1 row g + 8: a lane reads its
-//   two
-//                   rows with one 8-byte load at 512 + 8 g
+// Bytes 0..511: codes in the register order of a 16 x 16 bf16 A fragment, which mma.m16n8k16 and
+// wgmma.m64nNk16 share (each warp of a warpgroup holds 16 of the 64 rows). Lane l owns 16 bytes at 16 * l;
+// word s of them is its fragment of columns 16 s .. 16 s + 15. Nibble i of the word is the low half of
+// register i, nibble i + 4 the high half: (word >> 4 i) & 0x000f000f spreads exactly register i. With
+// g = l / 4 and t = l % 4:
+//   register 0: row g,     columns 2 t, 2 t + 1
+//   register 1: row g + 8, columns 2 t, 2 t + 1
+//   register 2: row g,     columns 2 t + 8, 2 t + 9
+//   register 3: row g + 8, columns 2 t + 8, 2 t + 9
+//
+// Bytes 512..575: 16 words scale | bias << 16. Word 2 g is row g, word 2 g + 1 row g + 8: a lane reads its
+// two rows with one 8-byte load at 512 + 8 g.
 //
 // Pure functions bytes -> bytes, each with its inverse.
 #pragma once

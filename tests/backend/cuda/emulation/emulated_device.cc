@@ -88,18 +88,6 @@ size_t next_alive(size_t from) {
     if (!machine.fibers[i].done) return i;
 }
 
-void yield() {
-  if (++machine.idle_switches > 4 * machine.fibers.size()) {
-    const Thread& t = current();
-    std::fprintf(stderr, "emulated kernel: a barrier is not reached by all threads (block %u,%u thread %u waits)\n",
-                 t.block->index.x, t.block->index.y, t.thread.x);
-    std::abort();
-  }
-  const size_t me = machine.running;
-  const size_t next = next_alive(me);
-  if (next != me) switch_to(machine.fibers[me].context, next);
-}
-
 void fiber_main() {
   (*machine.body)();
   Fiber& me = machine.fibers[machine.running];
@@ -117,6 +105,20 @@ void fiber_main() {
 }
 
 }  // namespace
+
+void progress() { machine.idle_switches = 0; }
+
+void yield() {
+  if (++machine.idle_switches > 4 * machine.fibers.size()) {
+    const Thread& t = current();
+    std::fprintf(stderr, "emulated kernel: a barrier is not reached by all threads (block %u,%u thread %u waits)\n",
+                 t.block->index.x, t.block->index.y, t.thread.x);
+    std::abort();
+  }
+  const size_t me = machine.running;
+  const size_t next = next_alive(me);
+  if (next != me) switch_to(machine.fibers[me].context, next);
+}
 
 Thread& current() { return machine.fibers[machine.running].state; }
 dim3 grid_size() { return machine.grid; }

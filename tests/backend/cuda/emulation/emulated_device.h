@@ -66,6 +66,9 @@ dim3 grid_size();
 dim3 block_size();
 unsigned cluster_size();
 void barrier(Group& group);
+// For primitives that poll: lets other threads run, and tells the deadlock check that something moved.
+void yield();
+void progress();
 Group& cluster_group();
 unsigned char* cluster_shared(unsigned rank);
 
