@@ -3,13 +3,9 @@
 
 #include <cuda_runtime_api.h>
 
-#include "base/error.h"
-
 namespace lily::cuda {
 
-inline void check(cudaError_t status, const char* doing) {
-  if (status != cudaSuccess)
-    fail(Fault::device, "CUDA: {} failed: {} ({})", doing, cudaGetErrorString(status), cudaGetErrorName(status));
-}
+// Throws Error(Fault::device) unless status is success.
+void check(cudaError_t status, const char* doing);
 
 }  // namespace lily::cuda

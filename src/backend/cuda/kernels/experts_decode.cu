@@ -18,7 +18,7 @@ constexpr int kRouterSteps = 4;   // hidden <= 256 threads * 8 codes * 4
 
 __device__ __forceinline__ float byte_value(uint32_t word, int i) { return static_cast<float>(word >> (8 * i) & 0xffu); }
 
-__global__ void __launch_bounds__(kRouterThreads) router_q8_decode(RouterDecode p) {
+__global__ void __launch_bounds__(kRouterThreads, 2) router_q8_decode(RouterDecode p) {
   unsigned char* shared = shared_memory();
   auto* scratch = reinterpret_cast<float*>(shared + staged_row_bytes(p.hidden));
   auto* x = reinterpret_cast<uint32_t*>(shared);  // pairs of columns, staged order
