@@ -128,6 +128,11 @@ inline uint4 load_l2(const uint4* p) { return *p; }
 inline float load_l2(const float* p) { return *p; }
 inline float4 load_l2(const float4* p) { return *p; }
 inline uint32_t load_l2(const uint32_t* p) { return *p; }
+inline int shared_fetch_add(int* counter, int n) {
+  const int old = *counter;
+  *counter += n;
+  return old;
+}
 inline void prefetch_l2(const void*) {}
 inline void memory_fence() {}
 inline unsigned fetch_add_acq_rel(unsigned* counter, unsigned n) {
@@ -250,6 +255,7 @@ __device__ __forceinline__ uint4 load_l2(const uint4* p) { return __ldcg(p); }
 __device__ __forceinline__ float load_l2(const float* p) { return __ldcg(p); }
 __device__ __forceinline__ float4 load_l2(const float4* p) { return __ldcg(p); }
 __device__ __forceinline__ uint32_t load_l2(const uint32_t* p) { return __ldcg(p); }
+__device__ __forceinline__ int shared_fetch_add(int* counter, int n) { return atomicAdd(counter, n); }
 __device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 __device__ __forceinline__ void memory_fence() { __threadfence(); }
 __device__ __forceinline__ unsigned fetch_add_acq_rel(unsigned* counter, unsigned n) {
