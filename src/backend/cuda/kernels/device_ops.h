@@ -64,6 +64,7 @@ inline uint32_t warp_ballot(bool vote) {
   return set;
 }
 inline int count_bits(uint32_t x) { return __builtin_popcount(x); }
+inline int lowest_bit(uint32_t x) { return __builtin_ctz(x); }
 inline int block_count(bool vote) {  // threads of the block that vote, to all of them
   emulated::Block* b = emulated::current().block;
   int* const counter = &b->votes[b->group.generation & 1];
@@ -134,7 +135,6 @@ inline int shared_fetch_add(int* counter, int n) {
   return old;
 }
 inline void prefetch_l2(const void*) {}
-inline void memory_fence() {}
 inline unsigned fetch_add_acq_rel(unsigned* counter, unsigned n) {
   const unsigned old = *counter;
   *counter += n;
@@ -178,6 +178,7 @@ __device__ __forceinline__ T shuffle_xor(T value, unsigned mask) {
 }
 __device__ __forceinline__ uint32_t warp_ballot(bool vote) { return __ballot_sync(~0u, vote); }
 __device__ __forceinline__ int count_bits(uint32_t x) { return __popc(x); }
+__device__ __forceinline__ int lowest_bit(uint32_t x) { return __ffs(static_cast<int>(x)) - 1; }
 __device__ __forceinline__ int block_count(bool vote) { return __syncthreads_count(vote); }
 
 // D += A (16 x 16) * B (16 x 8), bf16 with fp32 accumulation.
@@ -257,7 +258,6 @@ __device__ __forceinline__ float4 load_l2(const float4* p) { return __ldcg(p); }
 __device__ __forceinline__ uint32_t load_l2(const uint32_t* p) { return __ldcg(p); }
 __device__ __forceinline__ int shared_fetch_add(int* counter, int n) { return atomicAdd(counter, n); }
 __device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
-__device__ __forceinline__ void memory_fence() { __threadfence(); }
 __device__ __forceinline__ unsigned fetch_add_acq_rel(unsigned* counter, unsigned n) {
   unsigned old;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(counter), "r"(n) : "memory");

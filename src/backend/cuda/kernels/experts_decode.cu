@@ -14,7 +14,7 @@ namespace {
 // ---- router: two of the n_experts + 1 rows a block, half of its threads for each
 constexpr unsigned kRouterThreads = 512;
 constexpr int kCodesPerStep = 8;  // of a thread
-constexpr int kRouterSteps = 4;   // hidden <= 256 threads * 8 codes * 4
+constexpr int kRouterSteps = 2;   // hidden <= 256 threads * 8 codes * 2
 
 __device__ __forceinline__ float byte_value(uint32_t word, int i) { return static_cast<float>(word >> (8 * i) & 0xffu); }
 
@@ -40,10 +40,11 @@ __global__ void __launch_bounds__(kRouterThreads, 2) router_q8_decode(RouterDeco
     scale[k] = inside ? bf16_value(scales[at / 8]) : 0.0f;
     bias[k] = inside ? bf16_value(biases[at / 8]) : 0.0f;
   }
+  const NormWeight norm = load_norm_weight(p.norm, p.hidden);
   pdl_wait();
   pdl_trigger();
   for (int row = 0; row < p.rows; ++row) {
-    stage_normed_row(p.x + static_cast<size_t>(row) * hidden, true, p.norm, p.hidden, p.epsilon, shared, nullptr, 0,
+    stage_normed_row(p.x + static_cast<size_t>(row) * hidden, true, norm, p.hidden, p.epsilon, shared, nullptr, 0,
                      blockIdx.x == 0 ? p.normed + static_cast<size_t>(row) * hidden : nullptr, scratch);
     block_sync();
     float sum = 0;
@@ -166,11 +167,8 @@ __global__ void __launch_bounds__(kThreads) experts_gate_up_q4_decode(ExpertsGat
   block_sync();
   for (int i = static_cast<int>(threadIdx.x); i < n_tiles / 2 * kTileRows; i += static_cast<int>(kThreads)) {
     const int pair = i / kTileRows, r = i % kTileRows;
-    float gate = 0, up = 0;
-    for (int u = 0; u < p.units_per_tile; ++u) {
-      gate += partial[(2 * pair * p.units_per_tile + u) * kTileRows + r];
-      up += partial[((2 * pair + 1) * p.units_per_tile + u) * kTileRows + r];
-    }
+    const float gate = sum_units(partial + 2 * pair * p.units_per_tile * kTileRows + r, p.units_per_tile, kTileRows);
+    const float up = sum_units(partial + (2 * pair + 1) * p.units_per_tile * kTileRows + r, p.units_per_tile, kTileRows);
     const auto y = static_cast<uint16_t>(bf16_bits(silu(gate) * up));
     if (pair < my_shared) {
       p.shared_act[static_cast<size_t>(row) * static_cast<size_t>(p.shared_width) + static_cast<size_t>((shared_first + pair) * kTileRows + r)] = y;
@@ -243,6 +241,11 @@ __global__ void __launch_bounds__(kDownThreads) experts_down_q4_decode(ExpertsDo
   pdl_trigger();
   if (threadIdx.x < 32 && p.logits == nullptr) choose_and_request();
 
+  // Wanted at the end only, asked for now.
+  const size_t out_at = static_cast<size_t>(row) * static_cast<size_t>(p.hidden) + tile * kTileRows + threadIdx.x % kTileRows;
+  const float residual = load_l2(p.residual_in + out_at);
+  const float shared_weight =
+      shared_groups > 0 ? sigmoid(load_l2(p.shared_logit + static_cast<size_t>(row) * static_cast<size_t>(p.shared_logit_stride))) : 0.0f;
   auto* sums = reinterpret_cast<float*>(shared + l.sums);
   const int eighths = p.width / 8, n_routed = kTop * eighths, n_eighths = n_routed + p.shared_width / 8;
   for (int i = static_cast<int>(threadIdx.x); (i & ~31) < n_eighths; i += static_cast<int>(kDownThreads)) {
@@ -272,18 +275,11 @@ __global__ void __launch_bounds__(kDownThreads) experts_down_q4_decode(ExpertsDo
   if (threadIdx.x < kTileRows) {
     const int r = static_cast<int>(threadIdx.x);
     float mix = 0;
-    for (int j = 0; j < kTop; ++j) {
-      float y = 0;
-      for (int u = 0; u < units; ++u) y += partial[(j * units + u) * kTileRows + r];
-      mix = fmaf(top->weights[j], y, mix);
-    }
-    if (shared_groups > 0) {
-      float y = 0;
-      for (int u = 0; u < static_cast<int>(l.units_shared); ++u) y += partial[(kTop * units + u) * kTileRows + r];
-      mix = fmaf(sigmoid(load_l2(p.shared_logit + static_cast<size_t>(row) * static_cast<size_t>(p.shared_logit_stride))), y, mix);
-    }
-    const size_t at = static_cast<size_t>(row) * static_cast<size_t>(p.hidden) + tile * kTileRows + static_cast<size_t>(r);
-    p.residual_out[at] = p.residual_in[at] + mix;
+#pragma unroll
+    for (int j = 0; j < kTop; ++j) mix = fmaf(top->weights[j], sum_units(partial + j * units * kTileRows + r, units, kTileRows), mix);
+    if (shared_groups > 0)
+      mix = fmaf(shared_weight, sum_units(partial + kTop * units * kTileRows + r, static_cast<int>(l.units_shared), kTileRows), mix);
+    p.residual_out[out_at] = residual + mix;
   }
 }
 

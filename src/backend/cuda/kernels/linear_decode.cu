@@ -49,7 +49,7 @@ __device__ __forceinline__ const unsigned char* tile_records(const LinearDecode&
 }
 
 template <int kRows>
-__device__ __forceinline__ void stage(const LinearDecode& p, unsigned char* shared, const Layout& l) {
+__device__ __forceinline__ void stage(const LinearDecode& p, const NormWeight& norm, unsigned char* shared, const Layout& l) {
   auto* sums = reinterpret_cast<float*>(shared + l.sums);
   for (int r = 0; r < kRows; ++r) {
     unsigned char* staged = shared + l.x + static_cast<unsigned>(r) * staged_row_bytes(p.in);
@@ -62,18 +62,17 @@ __device__ __forceinline__ void stage(const LinearDecode& p, unsigned char* shar
     const void* row = p.x_f32 ? static_cast<const void*>(static_cast<const float*>(p.x) + offset)
                               : static_cast<const void*>(static_cast<const uint16_t*>(p.x) + offset);
     if (p.norm != nullptr)
-      stage_normed_row(row, p.x_f32, p.norm, p.in, p.epsilon, staged, sums + r, kRows, nullptr,
+      stage_normed_row(row, p.x_f32, norm, p.in, p.epsilon, staged, sums + r, kRows, nullptr,
                        reinterpret_cast<float*>(shared + l.scratch));
     else
       stage_bf16_row(static_cast<const uint16_t*>(row), p.in, staged, sums + r, kRows);
   }
 }
 
-__device__ __forceinline__ void finish(const LinearDecode& p, int piece, int weight_row, int row, float sum) {
-  const int col = p.pieces[piece].first_col + weight_row;
+__device__ __forceinline__ void finish(const LinearDecode& p, int col, int row, float sum, float residual) {
   const size_t at = static_cast<size_t>(row) * static_cast<size_t>(p.y_stride) + static_cast<size_t>(col);
   if (p.residual_in != nullptr) {
-    p.residual_out[at] = p.residual_in[at] + sum;
+    p.residual_out[at] = residual + sum;
     return;
   }
   if (p.n_tokens != 0 && col >= p.n_tokens) sum = -INFINITY;
@@ -100,9 +99,23 @@ __global__ void __launch_bounds__(kThreads) linear_q4_decode(LinearDecode p) {
       bulk_copy(shared + static_cast<unsigned>(i) * tile_bytes, records, tile_bytes, &barriers[i]);
     }
   }
+  // The column and row that this thread finishes first (mostly the only one); -1: padding.
+  const auto column_of = [&](int i) {
+    int piece, first_row;
+    tile_records(p, first_tile + i / kTileRows % n_tiles, &piece, &first_row);
+    const int weight_row = first_row + i % kTileRows;
+    return weight_row < p.pieces[piece].n_rows ? p.pieces[piece].first_col + weight_row : -1;
+  };
+  const int n_outputs = n_tiles * kTileRows * p.rows;
+  const auto residual_at = [&](int i, int col) {
+    return p.residual_in == nullptr || col < 0 ? 0.0f : load_l2(p.residual_in + static_cast<size_t>(i / kTileRows / n_tiles) * static_cast<size_t>(p.y_stride) + static_cast<size_t>(col));
+  };
+  int col = static_cast<int>(threadIdx.x) < n_outputs ? column_of(static_cast<int>(threadIdx.x)) : -1;
+  const NormWeight norm = load_norm_weight(p.norm, p.in);
   pdl_wait();
   pdl_trigger();
-  stage<kRows>(p, shared, l);
+  float residual = residual_at(static_cast<int>(threadIdx.x), col);  // wanted at the end, asked for now
+  stage<kRows>(p, norm, shared, l);
   block_sync();
 
   auto* partial = reinterpret_cast<float*>(shared + l.partial);
@@ -118,15 +131,15 @@ __global__ void __launch_bounds__(kThreads) linear_q4_decode(LinearDecode p) {
     store_unit<kRows>(sum, partial + unit * kRows * kTileRows);
   }
   block_sync();
-  for (int i = static_cast<int>(threadIdx.x); i < n_tiles * kTileRows * p.rows; i += static_cast<int>(kThreads)) {
+  for (int i = static_cast<int>(threadIdx.x); i < n_outputs; i += static_cast<int>(kThreads)) {
     const int r = i % kTileRows, tile = i / kTileRows % n_tiles, row = i / kTileRows / n_tiles;
-    int piece, first_row;
-    tile_records(p, first_tile + tile, &piece, &first_row);
-    if (first_row + r >= p.pieces[piece].n_rows) continue;
-    float sum = 0;
-    for (int u = 0; u < p.units_per_tile; ++u)
-      sum += partial[((tile * p.units_per_tile + u) * kRows + row) * kTileRows + r];
-    finish(p, piece, first_row + r, row, sum);
+    if (i >= static_cast<int>(kThreads)) {
+      col = column_of(i);
+      residual = residual_at(i, col);
+    }
+    if (col < 0) continue;
+    const float* first_unit = partial + (tile * p.units_per_tile * kRows + row) * kTileRows + r;
+    finish(p, col, row, sum_units(first_unit, p.units_per_tile, kRows * kTileRows), residual);
   }
 }
 
@@ -157,9 +170,10 @@ __global__ void __launch_bounds__(kThreads) linear_q4_decode_ring(LinearDecode p
     mbarrier_init_fence();
     for (int i = 0; i < kRingSlots && i < n_slots; ++i) request(i);
   }
+  const NormWeight norm = load_norm_weight(p.norm, p.in);
   pdl_wait();
   pdl_trigger();
-  stage<kRows>(p, shared, l);
+  stage<kRows>(p, norm, shared, l);
   block_sync();
 
   const auto* sums = reinterpret_cast<const float*>(shared + l.sums);
@@ -182,13 +196,18 @@ __global__ void __launch_bounds__(kThreads) linear_q4_decode_ring(LinearDecode p
     for (int half = 0; half < 2; ++half) {
       const int row_in_weight = first_row + static_cast<int>(g) + 8 * half;
       if (row_in_weight >= p.pieces[piece].n_rows) continue;
+      const int col = p.pieces[piece].first_col + row_in_weight;
+      const auto finish_row = [&](int row, float y) {
+        const size_t at = static_cast<size_t>(row) * static_cast<size_t>(p.y_stride) + static_cast<size_t>(col);
+        finish(p, col, row, y, p.residual_in == nullptr ? 0.0f : p.residual_in[at]);
+      };
       if constexpr (kRows == 1) {
-        if (t == 0) finish(p, piece, row_in_weight, 0, total.acc[half]);
+        if (t == 0) finish_row(0, total.acc[half]);
       } else {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           const int row = static_cast<int>(2 * t) + j;
-          if (row < p.rows) finish(p, piece, row_in_weight, row, total.acc[2 * half + j]);
+          if (row < p.rows) finish_row(row, total.acc[2 * half + j]);
         }
       }
     }

@@ -49,15 +49,17 @@ __device__ __forceinline__ UnitSum<kRows> sum_groups(const unsigned char* record
     const uint2 sb = reinterpret_cast<const uint2*>(records + kRecordCodeBytes)[g];
     const uint4 b0 = reinterpret_cast<const uint4*>(x)[t];
     const uint4 b1 = reinterpret_cast<const uint4*>(x)[4 + t];
-    float c[4] = {0, 0, 0, 0};
-    const auto step = [&c](uint32_t w, uint32_t low, uint32_t high) {
-      mma_16816(c, nibbles_plus_128<0>(w), nibbles_plus_128<1>(w), nibbles_plus_128<2>(w), nibbles_plus_128<3>(w), low,
+    float c[4] = {0, 0, 0, 0}, d[4] = {0, 0, 0, 0};  // two chains: a product waits for the one before it
+    const auto step = [](float(&sum)[4], uint32_t w, uint32_t low, uint32_t high) {
+      mma_16816(sum, nibbles_plus_128<0>(w), nibbles_plus_128<1>(w), nibbles_plus_128<2>(w), nibbles_plus_128<3>(w), low,
                 high);
     };
-    step(codes.x, b0.x, b0.y);
-    step(codes.y, b0.z, b0.w);
-    step(codes.z, b1.x, b1.y);
-    step(codes.w, b1.z, b1.w);
+    step(c, codes.x, b0.x, b0.y);
+    step(d, codes.z, b1.x, b1.y);
+    step(c, codes.y, b0.z, b0.w);
+    step(d, codes.w, b1.z, b1.w);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) c[j] += d[j];
     const float scale0 = bf16_low(sb.x), bias0 = bf16_high(sb.x), scale1 = bf16_low(sb.y), bias1 = bf16_high(sb.y);
     if constexpr (kRows == 1) {
       const float s = sums[i];
@@ -91,6 +93,19 @@ __device__ __forceinline__ void store_unit(const UnitSum<kRows>& sum, float* par
     partial[2 * t * kTileRows + g + 8] = sum.acc[2];
     partial[(2 * t + 1) * kTileRows + g + 8] = sum.acc[3];
   }
+}
+
+// Sum of n units' values that lie `stride` floats apart, in rising order. Loads in batches: they are independent.
+__device__ __forceinline__ float sum_units(const float* partial, int n, int stride) {
+  float sum = 0;
+  for (int u = 0; u < n; u += 8) {
+    float v[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[j] = u + j < n ? partial[(u + j) * stride] : 0.0f;
+#pragma unroll
+    for (const float x : v) sum += x;
+  }
+  return sum;
 }
 
 // Stages eight values (v, columns 8 i .. 8 i + 7 of a row) by whole warps; the sum of a group of 64 is left at
@@ -134,14 +149,27 @@ __device__ __forceinline__ float block_sum(float x, float* scratch) {
 
 // y = x * rsqrt(mean(x^2) + eps) * w, rounded to bf16, staged like stage_bf16_row; x is fp32 or bf16. Also stored to
 // `normed` unless it is null. At most kNormSteps * blockDim * 4 columns.
-inline constexpr int kNormSteps = 4;
+inline constexpr int kNormSteps = 2;
 __device__ __forceinline__ float4 load_four(const void* row, bool f32, int i) {
   if (f32) return load_l2(static_cast<const float4*>(row) + i);
   const auto* p = reinterpret_cast<const uint32_t*>(row) + 2 * i;
   const uint32_t a = load_l2(p), b = load_l2(p + 1);
   return make_float4(bf16_low(a), bf16_high(a), bf16_low(b), bf16_high(b));
 }
-__device__ __forceinline__ void stage_normed_row(const void* row, bool f32, const float* weight, int n_cols,
+// A thread's part of the norm's weight: static, so it is read before the wait.
+struct NormWeight {
+  float4 part[kNormSteps];
+};
+__device__ __forceinline__ NormWeight load_norm_weight(const float* weight, int n_cols) {
+  NormWeight w;
+#pragma unroll
+  for (int k = 0; k < kNormSteps; ++k) {
+    const int i = static_cast<int>(threadIdx.x + static_cast<unsigned>(k) * blockDim.x);
+    w.part[k] = weight != nullptr && i < n_cols / 4 ? reinterpret_cast<const float4*>(weight)[i] : make_float4(0, 0, 0, 0);
+  }
+  return w;
+}
+__device__ __forceinline__ void stage_normed_row(const void* row, bool f32, const NormWeight& weight, int n_cols,
                                                  float epsilon, unsigned char* staged, float* sums, int sum_stride,
                                                  uint16_t* normed, float* scratch) {
   auto* words = reinterpret_cast<uint32_t*>(staged);
@@ -159,7 +187,7 @@ __device__ __forceinline__ void stage_normed_row(const void* row, bool f32, cons
   for (int k = 0; k < kNormSteps; ++k) {
     const int i = static_cast<int>(threadIdx.x) + k * threads;
     if ((i & ~31) >= n4) break;  // whole warps leave together
-    const float4 w = i < n4 ? reinterpret_cast<const float4*>(weight)[i] : make_float4(0, 0, 0, 0);
+    const float4 w = weight.part[k];
     const uint32_t low = bf16_pair(v[k].x * r * w.x, v[k].y * r * w.y);
     const uint32_t high = bf16_pair(v[k].z * r * w.z, v[k].w * r * w.w);
     float s = (bf16_low(low) + bf16_high(low)) + (bf16_low(high) + bf16_high(high));

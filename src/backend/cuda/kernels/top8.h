@@ -33,40 +33,47 @@ __device__ __forceinline__ uint32_t ordered(float x) {
 // logits: shared or global memory. The result is complete in `top` (shared) after the caller's next barrier.
 __device__ __forceinline__ void select_top8(const float* logits, int n_experts, Top8* top, Top8Scratch* scratch) {
   const int lane = static_cast<int>(lane_id());
-  const int per_lane = n_experts / 32;
+  // All loads before the first use: one after another they would cost a trip to the L2 each.
+  float mine[kMaxExperts / 32];
+#pragma unroll
+  for (int k = 0; k < kMaxExperts / 32; ++k)
+    mine[k] = 32 * k < n_experts ? load_l2(logits + lane + 32 * k) : -INFINITY;
   float largest = -INFINITY;
-  for (int k = 0; k < per_lane; ++k) largest = fmaxf(largest, load_l2(logits + lane + 32 * k));
+#pragma unroll
+  for (const float x : mine) largest = fmaxf(largest, x);
   scratch->lane_max[lane] = largest;
   warp_sync();
   // The 8th largest of the lanes' maxima: at least 8 logits are not below it, seldom many more.
   int rank = 0;
+  const uint32_t my_place = ordered(largest);
+#pragma unroll
   for (int j = 0; j < 32; ++j) {
-    const float other = scratch->lane_max[j];
-    rank += ordered(other) > ordered(largest) || (ordered(other) == ordered(largest) && j < lane);
+    const uint32_t other = ordered(scratch->lane_max[j]);
+    rank += other > my_place || (other == my_place && j < lane);
   }
   const uint32_t eighth = warp_ballot(rank == kTop - 1);
-  int source = 0;
-  while (!(eighth >> source & 1)) ++source;
-  const uint32_t threshold = ordered(scratch->lane_max[source]);
+  const uint32_t threshold = shuffle_from(my_place, static_cast<unsigned>(lowest_bit(eighth)));
   int n = 0;
-  for (int k = 0; k < per_lane; ++k) {
-    const float x = load_l2(logits + lane + 32 * k);
-    const uint32_t chosen = warp_ballot(ordered(x) >= threshold);
+#pragma unroll
+  for (int k = 0; k < kMaxExperts / 32; ++k) {
+    if (32 * k >= n_experts) break;
+    const uint32_t chosen = warp_ballot(ordered(mine[k]) >= threshold);
     if (chosen >> lane & 1) {
       const int at = n + count_bits(chosen & ((1u << lane) - 1));
-      scratch->value[at] = x;
+      scratch->value[at] = mine[k];
       scratch->id[at] = lane + 32 * k;
     }
     n += count_bits(chosen);
   }
   warp_sync();
   for (int c = lane; c < n; c += 32) {
-    const uint32_t mine = ordered(scratch->value[c]);
+    const uint32_t here = ordered(scratch->value[c]);
     const int id = scratch->id[c];
     int place = 0;
+#pragma unroll 8
     for (int j = 0; j < n; ++j) {
       const uint32_t other = ordered(scratch->value[j]);
-      place += other > mine || (other == mine && scratch->id[j] < id);
+      place += other > here || (other == here && scratch->id[j] < id);
     }
     if (place < kTop) {
       top->ids[place] = id;
@@ -76,6 +83,7 @@ __device__ __forceinline__ void select_top8(const float* logits, int n_experts, 
   warp_sync();
   if (lane < kTop) {
     float sum = 0;
+#pragma unroll
     for (int j = 0; j < kTop; ++j) sum += expf(top->logits[j] - top->logits[0]);
     top->weights[lane] = expf(top->logits[lane] - top->logits[0]) / sum;
   }
