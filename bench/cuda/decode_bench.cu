@@ -2,7 +2,7 @@
 // and the complete graph of one token. Prints the measured read rate, each kernel's time over the weights of all layers
 // in turn (19 GB, so nothing stays in the L2) and tokens a second at stated contexts. What the numbers are: kernel and
 // graph time with random weights and a router that follows from them; no host work, no file, no tokenizer.
-//   decode_bench [tokens per figure]
+//   decode_bench [tokens per figure], or decode_bench 0: two tokens outside a graph, for a profiler
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -444,6 +444,11 @@ int main(int argc, char** argv) {
   check(cudaDeviceSynchronize(), "filling");
   std::printf("random weights at full size, one row, %d SMs; medians of %d graph replays\n", m.n_sms, n);
 
+  if (n == 0) {
+    for (int i = 0; i < 2; ++i) whole_token(m, Choice::sample, stream);
+    check(cudaStreamSynchronize(stream), "running");
+    return 0;
+  }
   const size_t probe = 4ull << 30;
   auto* big = static_cast<uint4*>(allocate(probe));
   fill_bytes<<<1024, 256>>>(reinterpret_cast<uint32_t*>(big), probe / 4, 77);

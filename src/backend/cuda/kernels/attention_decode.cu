@@ -1,4 +1,5 @@
-// attention_decode. Grid: per row and KV head 128 splits of the cache in clusters of 8 blocks; how many splits are in use
+// attention_decode. Grid: per row and KV head 120 splits of the cache in clusters of 8 blocks (an H200
+// holds 30 such clusters at once); how many splits are in use
 // follows from the position on the device, so the launch never changes. Bound by KV bytes, each read once for all 8
 // query heads of its KV head.
 // A warp takes 16 keys at a time straight from memory into mma.m16n8k16 fragments: the order of the 256 columns inside
@@ -17,7 +18,7 @@ namespace {
 
 constexpr int kWarps = 4, kGroup = 8;  // query heads of a KV head
 constexpr unsigned kCluster = 8, kThreads = kWarps * 32;
-constexpr int kSplits = 128, kClusters = kSplits / static_cast<int>(kCluster);
+constexpr int kSplits = 120, kClusters = kSplits / static_cast<int>(kCluster);
 constexpr int kChunk = 16;            // keys of a warp's step
 constexpr int kMinChunks = kWarps;    // of a split
 constexpr int kRow = kHeadCols + 4;   // floats of a partial row: 256 values, maximum, sum, padding

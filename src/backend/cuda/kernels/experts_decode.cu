@@ -20,8 +20,8 @@ __device__ __forceinline__ float byte_value(uint32_t word, int i) { return stati
 
 __global__ void __launch_bounds__(kRouterThreads, 2) router_q8_decode(RouterDecode p) {
   unsigned char* shared = shared_memory();
-  auto* scratch = reinterpret_cast<float*>(shared + staged_row_bytes(p.hidden));
-  auto* x = reinterpret_cast<uint32_t*>(shared);  // pairs of columns, staged order
+  auto* x = reinterpret_cast<float4*>(shared);  // the normalised row, bf16 values
+  auto* scratch = reinterpret_cast<float*>(shared + static_cast<unsigned>(p.hidden) * 4);
   constexpr int kHalf = kRouterThreads / 2;
   const int half = static_cast<int>(threadIdx.x) / kHalf, i = static_cast<int>(threadIdx.x) % kHalf;
   const int out = static_cast<int>(blockIdx.x) * 2 + half;
@@ -40,12 +40,19 @@ __global__ void __launch_bounds__(kRouterThreads, 2) router_q8_decode(RouterDeco
     scale[k] = inside ? bf16_value(scales[at / 8]) : 0.0f;
     bias[k] = inside ? bf16_value(biases[at / 8]) : 0.0f;
   }
-  const NormWeight norm = load_norm_weight(p.norm, p.hidden);
+  const NormPart norm = load_norm_weight(p.norm, p.hidden);
   pdl_wait();
   pdl_trigger();
   for (int row = 0; row < p.rows; ++row) {
-    stage_normed_row(p.x + static_cast<size_t>(row) * hidden, true, norm, p.hidden, p.epsilon, shared, nullptr, 0,
-                     blockIdx.x == 0 ? p.normed + static_cast<size_t>(row) * hidden : nullptr, scratch);
+    const NormPart u = norm_row(p.x + static_cast<size_t>(row) * hidden, true, norm, p.hidden, p.epsilon, scratch);
+#pragma unroll
+    for (int k = 0; k < kNormSteps; ++k) {
+      const int at = norm_index(k);
+      if (at >= p.hidden / 4) break;
+      const uint32_t low = bf16_pair(u.step[k].x, u.step[k].y), high = bf16_pair(u.step[k].z, u.step[k].w);
+      x[at] = make_float4(bf16_low(low), bf16_high(low), bf16_low(high), bf16_high(high));
+      if (blockIdx.x == 0) reinterpret_cast<uint2*>(p.normed + static_cast<size_t>(row) * hidden)[at] = make_uint2(low, high);
+    }
     block_sync();
     float sum = 0;
 #pragma unroll
@@ -54,12 +61,11 @@ __global__ void __launch_bounds__(kRouterThreads, 2) router_q8_decode(RouterDeco
       if (at * kCodesPerStep >= p.hidden) break;
       float product = 0, plain = 0;
 #pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        const uint32_t pair = x[staged_word(4 * at + w)], word = w < 2 ? c[k].x : c[k].y;
-        const float x0 = bf16_low(pair), x1 = bf16_high(pair);
-        product = fmaf(byte_value(word, w % 2 * 2), x0, product);
-        product = fmaf(byte_value(word, w % 2 * 2 + 1), x1, product);
-        plain += x0 + x1;
+      for (int w = 0; w < 2; ++w) {
+        const float4 v = x[2 * at + w];
+        const uint32_t word = w == 0 ? c[k].x : c[k].y;
+        product = fmaf(byte_value(word, 0), v.x, fmaf(byte_value(word, 1), v.y, fmaf(byte_value(word, 2), v.z, fmaf(byte_value(word, 3), v.w, product))));
+        plain += (v.x + v.y) + (v.z + v.w);
       }
       sum = fmaf(scale[k], product, fmaf(bias[k], plain, sum));
     }
@@ -90,7 +96,7 @@ __host__ __device__ GateUpLayout gate_up_layout(const ExpertsGateUpDecode& p) {
   GateUpLayout l{};
   l.x = tiles * n_groups * kRecordBytes;
   l.sums = l.x + staged_row_bytes(p.hidden);
-  l.partial = l.sums + (n_groups * 4 + 15) / 16 * 16;
+  l.partial = l.sums + (n_groups * 8 + 15) / 16 * 16;
   l.top = l.partial + tiles * static_cast<unsigned>(p.units_per_tile) * kTileRows * 4;
   l.scratch = l.top + static_cast<unsigned>(sizeof(Top8));
   l.barriers = l.scratch + static_cast<unsigned>(sizeof(Top8Scratch));
@@ -151,17 +157,19 @@ __global__ void __launch_bounds__(kThreads) experts_gate_up_q4_decode(ExpertsGat
         request(2 * (my_shared + i) + 1, p.up, tile);
       }
   }
-  auto* sums = reinterpret_cast<float*>(shared + l.sums);
-  stage_bf16_row(p.normed + static_cast<size_t>(row) * static_cast<size_t>(p.hidden), p.hidden, shared + l.x, sums, 1);
+  auto* scales = reinterpret_cast<GroupScale*>(shared + l.sums);
+  stage_bf16_row(p.normed + static_cast<size_t>(row) * static_cast<size_t>(p.hidden), p.hidden, shared + l.x, scales, 1);
   block_sync();
 
   auto* partial = reinterpret_cast<float*>(shared + l.partial);
-  for (int unit = static_cast<int>(threadIdx.x / 32); unit < n_tiles * p.units_per_tile; unit += kWarps) {
-    const int tile = unit / p.units_per_tile, begin = unit % p.units_per_tile * p.groups_per_unit;
+  int tile = 0, in_tile = static_cast<int>(threadIdx.x / 32);
+  for (int unit = in_tile; unit < n_tiles * p.units_per_tile; unit += kWarps, in_tile += kWarps) {
+    for (; in_tile >= p.units_per_tile; in_tile -= p.units_per_tile) ++tile;
+    const int begin = in_tile * p.groups_per_unit;
     const int n = n_groups - begin < p.groups_per_unit ? n_groups - begin : p.groups_per_unit;
     mbarrier_wait(&barriers[tile], 0);
     store_unit<1>(sum_groups<1>(shared + static_cast<unsigned>(tile) * tile_bytes + static_cast<unsigned>(begin) * kRecordBytes, n,
-                                shared + l.x + begin * 2 * kGroupCols, 0, sums + begin),
+                                shared + l.x + begin * 2 * kGroupCols, 0, scales + begin),
                   partial + unit * kTileRows);
   }
   block_sync();
@@ -195,7 +203,7 @@ __host__ __device__ DownLayout down_layout(const ExpertsDownDecode& p) {
   l.x = (kTop * groups + shared_groups) * kRecordBytes;
   l.row_bytes = staged_row_bytes(p.width);
   l.sums = l.x + kTop * l.row_bytes + staged_row_bytes(p.shared_width);
-  l.partial = l.sums + ((kTop * groups + shared_groups) * 4 + 15) / 16 * 16;
+  l.partial = l.sums + ((kTop * groups + shared_groups) * 8 + 15) / 16 * 16;
   l.top = l.partial + (kTop * l.units_per_expert + l.units_shared) * kTileRows * 4;
   l.scratch = l.top + static_cast<unsigned>(sizeof(Top8));
   l.barriers = l.scratch + static_cast<unsigned>(sizeof(Top8Scratch));
@@ -246,7 +254,7 @@ __global__ void __launch_bounds__(kDownThreads) experts_down_q4_decode(ExpertsDo
   const float residual = load_l2(p.residual_in + out_at);
   const float shared_weight =
       shared_groups > 0 ? sigmoid(load_l2(p.shared_logit + static_cast<size_t>(row) * static_cast<size_t>(p.shared_logit_stride))) : 0.0f;
-  auto* sums = reinterpret_cast<float*>(shared + l.sums);
+  auto* scales = reinterpret_cast<GroupScale*>(shared + l.sums);
   const int eighths = p.width / 8, n_routed = kTop * eighths, n_eighths = n_routed + p.shared_width / 8;
   for (int i = static_cast<int>(threadIdx.x); (i & ~31) < n_eighths; i += static_cast<int>(kDownThreads)) {
     const bool inside = i < n_eighths;
@@ -254,7 +262,7 @@ __global__ void __launch_bounds__(kDownThreads) experts_down_q4_decode(ExpertsDo
     uint4 v = make_uint4(0, 0, 0, 0);
     if (i < n_routed) v = load_l2(reinterpret_cast<const uint4*>(p.act + static_cast<size_t>(row * kTop) * static_cast<size_t>(p.width)) + i);
     else if (inside) v = load_l2(reinterpret_cast<const uint4*>(p.shared_act + static_cast<size_t>(row) * static_cast<size_t>(p.shared_width)) + at);
-    stage_eight(v, inside, at, reinterpret_cast<uint32_t*>(shared + l.x + static_cast<unsigned>(j) * l.row_bytes), sums + j * groups, 1);
+    stage_eight(v, inside, 8 * at, shared + l.x + static_cast<unsigned>(j) * l.row_bytes, scales + j * groups, 1);
   }
   block_sync();
 
@@ -268,7 +276,7 @@ __global__ void __launch_bounds__(kDownThreads) experts_down_q4_decode(ExpertsDo
     mbarrier_wait(&barriers[j], 0);
     store_unit<1>(sum_groups<1>(shared + static_cast<unsigned>(j) * tile_bytes + static_cast<unsigned>(begin) * kRecordBytes, n,
                                 shared + l.x + static_cast<unsigned>(j) * l.row_bytes + begin * 2 * kGroupCols, 0,
-                                sums + j * groups + begin),
+                                scales + j * groups + begin),
                   partial + unit * kTileRows);
   }
   block_sync();
@@ -289,7 +297,7 @@ void launch_router_decode(const RouterDecode& p, cudaStream_t stream) {
   LaunchShape shape;
   shape.threads = kRouterThreads;
   shape.grid = dim3(static_cast<unsigned>((p.n_experts + 2) / 2));
-  shape.shared_bytes = staged_row_bytes(p.hidden) + 128;
+  shape.shared_bytes = static_cast<unsigned>(p.hidden) * 4 + 128;
   launch(router_q8_decode, p, shape, stream);
 }
 
