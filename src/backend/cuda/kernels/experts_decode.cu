@@ -136,26 +136,23 @@ __global__ void __launch_bounds__(kThreads) experts_gate_up_q4_decode(ExpertsGat
   }
   pdl_wait();
   pdl_trigger();
-  if (threadIdx.x < 32) {
-    if (p.logits != nullptr) {
-      select_top8(p.logits + static_cast<size_t>(row) * static_cast<size_t>(p.logits_stride), p.n_experts, top,
-                  reinterpret_cast<Top8Scratch*>(shared + l.scratch));
-      warp_sync();
-      if (blockIdx.x == 0 && threadIdx.x < kTop) {
-        p.ids[row * kTop + static_cast<int>(threadIdx.x)] = top->ids[threadIdx.x];
-        p.weights[row * kTop + static_cast<int>(threadIdx.x)] = top->weights[threadIdx.x];
-      }
-    } else if (threadIdx.x < kTop) {
-      top->ids[threadIdx.x] = p.ids[row * kTop + static_cast<int>(threadIdx.x)];
-    }
-    warp_sync();
-    if (threadIdx.x == 0)
-      for (int i = 0; i < my_pairs; ++i) {
-        const size_t expert = static_cast<size_t>(top->ids[(first + i) / expert_tiles]);
-        const size_t tile = expert * static_cast<size_t>(expert_tiles) + static_cast<size_t>((first + i) % expert_tiles);
-        request(2 * (my_shared + i), p.gate, tile);
-        request(2 * (my_shared + i) + 1, p.up, tile);
-      }
+  if (p.logits != nullptr) {
+    select_top8(p.logits + static_cast<size_t>(row) * static_cast<size_t>(p.logits_stride), p.n_experts, top,
+                reinterpret_cast<Top8Scratch*>(shared + l.scratch));
+  } else {
+    if (threadIdx.x < kTop) top->ids[threadIdx.x] = p.ids[row * kTop + static_cast<int>(threadIdx.x)];
+    block_sync();
+  }
+  // One thread a tile asks for it; the barriers were initialised before the block met.
+  if (static_cast<int>(threadIdx.x) < 2 * my_pairs) {
+    const int pair = static_cast<int>(threadIdx.x) / 2, half = static_cast<int>(threadIdx.x) % 2;
+    const size_t expert = static_cast<size_t>(top->ids[(first + pair) / expert_tiles]);
+    const size_t tile = expert * static_cast<size_t>(expert_tiles) + static_cast<size_t>((first + pair) % expert_tiles);
+    request(2 * (my_shared + pair) + half, half == 0 ? p.gate : p.up, tile);
+  }
+  if (p.logits != nullptr && blockIdx.x == 0 && threadIdx.x < kTop) {
+    p.ids[row * kTop + static_cast<int>(threadIdx.x)] = top->ids[threadIdx.x];
+    p.weights[row * kTop + static_cast<int>(threadIdx.x)] = top->weights[threadIdx.x];
   }
   auto* scales = reinterpret_cast<GroupScale*>(shared + l.sums);
   stage_bf16_row(p.normed + static_cast<size_t>(row) * static_cast<size_t>(p.hidden), p.hidden, shared + l.x, scales, 1);
@@ -219,21 +216,23 @@ __global__ void __launch_bounds__(kDownThreads) experts_down_q4_decode(ExpertsDo
   const int row = static_cast<int>(blockIdx.y), groups = p.width / kGroupCols, shared_groups = p.shared_width / kGroupCols;
   const size_t tile = blockIdx.x, expert_tiles = static_cast<size_t>(p.hidden / kTileRows);
   const unsigned tile_bytes = static_cast<unsigned>(groups) * kRecordBytes, shared_bytes = static_cast<unsigned>(shared_groups) * kRecordBytes;
-  const auto choose_and_request = [&] {  // by warp 0
+  const auto choose_and_request = [&] {  // contains barriers
     if (p.logits != nullptr) {
       select_top8(p.logits + static_cast<size_t>(row) * static_cast<size_t>(p.logits_stride), p.n_experts, top,
                   reinterpret_cast<Top8Scratch*>(shared + l.scratch));
-    } else if (threadIdx.x < kTop) {
-      top->ids[threadIdx.x] = p.ids[row * kTop + static_cast<int>(threadIdx.x)];
-      top->weights[threadIdx.x] = p.weights[row * kTop + static_cast<int>(threadIdx.x)];
-    }
-    warp_sync();
-    if (threadIdx.x == 0)
-      for (int j = 0; j < kTop; ++j) {
-        mbarrier_expect(&barriers[j], tile_bytes);
-        bulk_copy(shared + static_cast<unsigned>(j) * tile_bytes,
-                  p.down + (static_cast<size_t>(top->ids[j]) * expert_tiles + tile) * tile_bytes, tile_bytes, &barriers[j]);
+    } else {
+      if (threadIdx.x < kTop) {
+        top->ids[threadIdx.x] = p.ids[row * kTop + static_cast<int>(threadIdx.x)];
+        top->weights[threadIdx.x] = p.weights[row * kTop + static_cast<int>(threadIdx.x)];
       }
+      block_sync();
+    }
+    if (threadIdx.x < kTop) {
+      const unsigned j = threadIdx.x;
+      mbarrier_expect(&barriers[j], tile_bytes);
+      bulk_copy(shared + j * tile_bytes, p.down + (static_cast<size_t>(top->ids[j]) * expert_tiles + tile) * tile_bytes,
+                tile_bytes, &barriers[j]);
+    }
   };
   if (threadIdx.x == 0) {
     for (int i = 0; i <= kTop; ++i) mbarrier_init(&barriers[i], 1);
@@ -244,10 +243,10 @@ __global__ void __launch_bounds__(kDownThreads) experts_down_q4_decode(ExpertsDo
     }
   }
   // The logits come from the kernel before the one in front, which has finished: they may be read before the wait.
-  if (threadIdx.x < 32 && p.logits != nullptr) choose_and_request();
+  if (p.logits != nullptr) choose_and_request();
   pdl_wait();
   pdl_trigger();
-  if (threadIdx.x < 32 && p.logits == nullptr) choose_and_request();
+  if (p.logits == nullptr) choose_and_request();
 
   // Wanted at the end only, asked for now.
   const size_t out_at = static_cast<size_t>(row) * static_cast<size_t>(p.hidden) + tile * kTileRows + threadIdx.x % kTileRows;

@@ -1,6 +1,9 @@
-// (22) (23) The router's choice, by one warp: the 8 largest of n_experts fp32 logits (a multiple of 32, at most 512;
+// (22) (23) The router's choice, by one block: the 8 largest of n_experts fp32 logits (a multiple of 32, at most 512;
 // larger logit, then lower index), and their softmax weights renormalised over the 8. The softmax over all experts
 // cancels in the renormalisation, so only the 8 exponentials are taken.
+//
+// Each warp ranks 32 logits by shuffles and keeps 8; the 8 n_warps that remain are ranked against each other. One warp
+// alone would take several times as long: its instructions wait for one another.
 #pragma once
 
 #include "backend/cuda/kernels/device_ops.h"
@@ -17,9 +20,8 @@ struct Top8 {
 };
 
 struct Top8Scratch {
-  float lane_max[32];
-  float value[kMaxExperts];
-  int32_t id[kMaxExperts];
+  uint32_t key[kMaxExperts / 32 * kTop];
+  int32_t id[kMaxExperts / 32 * kTop];
 };
 
 // Floats as integers of the same order; NaN of either sign sorts lowest so that a choice always exists.
@@ -30,62 +32,46 @@ __device__ __forceinline__ uint32_t ordered(float x) {
   return b & 0x80000000u ? ~b : b | 0x80000000u;
 }
 
-// logits: shared or global memory. The result is complete in `top` (shared) after the caller's next barrier.
+__device__ __forceinline__ float from_ordered(uint32_t key) {
+  const uint32_t b = key & 0x80000000u ? key & 0x7fffffffu : ~key;
+  float x;
+  memcpy(&x, &b, 4);
+  return x;
+}
+
+// By all threads of a block of at least n_experts; two barriers. `top` (shared) is complete for warp 0 on return, for
+// the others after the next barrier.
 __device__ __forceinline__ void select_top8(const float* logits, int n_experts, Top8* top, Top8Scratch* scratch) {
-  const int lane = static_cast<int>(lane_id());
-  // All loads before the first use: one after another they would cost a trip to the L2 each.
-  float mine[kMaxExperts / 32];
+  const int thread = static_cast<int>(threadIdx.x), lane = static_cast<int>(lane_id()), n_kept = n_experts / 32 * kTop;
+  if (thread < n_experts) {  // whole warps
+    const uint32_t key = ordered(load_l2(logits + thread));
+    int rank = 0;
 #pragma unroll
-  for (int k = 0; k < kMaxExperts / 32; ++k)
-    mine[k] = 32 * k < n_experts ? load_l2(logits + lane + 32 * k) : -INFINITY;
-  float largest = -INFINITY;
-#pragma unroll
-  for (const float x : mine) largest = fmaxf(largest, x);
-  scratch->lane_max[lane] = largest;
-  warp_sync();
-  // The 8th largest of the lanes' maxima: at least 8 logits are not below it, seldom many more.
-  int rank = 0;
-  const uint32_t my_place = ordered(largest);
-#pragma unroll
-  for (int j = 0; j < 32; ++j) {
-    const uint32_t other = ordered(scratch->lane_max[j]);
-    rank += other > my_place || (other == my_place && j < lane);
-  }
-  const uint32_t eighth = warp_ballot(rank == kTop - 1);
-  const uint32_t threshold = shuffle_from(my_place, static_cast<unsigned>(lowest_bit(eighth)));
-  int n = 0;
-#pragma unroll
-  for (int k = 0; k < kMaxExperts / 32; ++k) {
-    if (32 * k >= n_experts) break;
-    const uint32_t chosen = warp_ballot(ordered(mine[k]) >= threshold);
-    if (chosen >> lane & 1) {
-      const int at = n + count_bits(chosen & ((1u << lane) - 1));
-      scratch->value[at] = mine[k];
-      scratch->id[at] = lane + 32 * k;
-    }
-    n += count_bits(chosen);
-  }
-  warp_sync();
-  for (int c = lane; c < n; c += 32) {
-    const uint32_t here = ordered(scratch->value[c]);
-    const int id = scratch->id[c];
-    int place = 0;
-#pragma unroll 8
-    for (int j = 0; j < n; ++j) {
-      const uint32_t other = ordered(scratch->value[j]);
-      place += other > here || (other == here && scratch->id[j] < id);
-    }
-    if (place < kTop) {
-      top->ids[place] = id;
-      top->logits[place] = scratch->value[c];
+    for (int j = 0; j < 32; ++j) rank += shuffle_from(key, static_cast<unsigned>(j)) + (j < lane) > key;
+    if (rank < kTop) {
+      scratch->key[thread / 32 * kTop + rank] = key;
+      scratch->id[thread / 32 * kTop + rank] = thread;
     }
   }
-  warp_sync();
-  if (lane < kTop) {
-    float sum = 0;
+  block_sync();
+  if (thread < n_kept) {
+    const uint32_t key = scratch->key[thread];
+    int rank = 0;
+#pragma unroll 16
+    for (int j = 0; j < n_kept; ++j) rank += scratch->key[j] + (j < thread) > key;  // kept in the order of ids where equal
+    if (rank < kTop) {
+      top->ids[rank] = scratch->id[thread];
+      top->logits[rank] = from_ordered(key);
+    }
+  }
+  block_sync();
+  if (thread < kTop) {
+    float e[kTop], sum = 0;
 #pragma unroll
-    for (int j = 0; j < kTop; ++j) sum += expf(top->logits[j] - top->logits[0]);
-    top->weights[lane] = expf(top->logits[lane] - top->logits[0]) / sum;
+    for (int j = 0; j < kTop; ++j) e[j] = expf(top->logits[j] - top->logits[0]);
+#pragma unroll
+    for (int j = 0; j < kTop; ++j) sum += e[j];
+    top->weights[thread] = expf(top->logits[thread] - top->logits[0]) / sum;
   }
 }
 
