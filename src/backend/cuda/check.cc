@@ -1,0 +1,14 @@
+#include "backend/cuda/check.h"
+
+#include "base/error.h"
+
+namespace lily::cuda {
+
+void check(cudaError_t status, const char* doing) {
+  if (status != cudaSuccess)
+    fail(Fault::device, "CUDA: {} failed: {} ({})", doing, cudaGetErrorString(status), cudaGetErrorName(status));
+}
+
+void require(bool holds, const char* what) { LILY_CHECK(holds, "{}", what); }
+
+}  // namespace lily::cuda
