@@ -14,8 +14,11 @@
 #include <string_view>
 #include <vector>
 
-#include "model/checkpoint.h"
 #include "plan/plan.h"
+
+namespace lily::model {
+class Checkpoint;
+}
 
 namespace lily::backend {
 

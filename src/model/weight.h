@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -50,6 +51,11 @@ struct WeightId {
   int layer = kNoLayer;
   bool operator==(const WeightId&) const = default;
 };
+
+// A small number of its own for every id, for tables.
+inline size_t weight_index(WeightId id) {
+  return static_cast<size_t>(id.layer + 1) * kWeightKinds + static_cast<size_t>(id.weight);
+}
 
 // How the elements of a linear weight are stored in the file.
 enum class Storage : uint8_t {

@@ -150,7 +150,7 @@ struct Attention {
 // (12) y = o * sigmoid(gate), without the projection.
 struct AttentionGate {
   ValueId o;  // [T, q_width]
-  View gate;  // columns of q_proj's output: head h's gate at h * 512 + 256
+  View gate;  // q_proj's output [T, q_gate_width]: head h's gate at h * 512 + 256
   ValueId y;  // [T, q_width]
 };
 

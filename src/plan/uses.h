@@ -23,7 +23,7 @@ struct Use {
   Resource resource = Resource::value;
   Access access = Access::read;
   ValueId value = kNoValue;
-  WeightId weight;
+  WeightId weight{};
   int layer = model::kNoLayer;
 
   bool writes() const { return access != Access::read; }

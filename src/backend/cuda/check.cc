@@ -9,6 +9,4 @@ void check(cudaError_t status, const char* doing) {
     fail(Fault::device, "CUDA: {} failed: {} ({})", doing, cudaGetErrorString(status), cudaGetErrorName(status));
 }
 
-void require(bool holds, const char* what) { LILY_CHECK(holds, "{}", what); }
-
 }  // namespace lily::cuda

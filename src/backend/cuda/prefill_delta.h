@@ -27,7 +27,7 @@ struct DeltaArgs {
   const uint16_t* conv_weight;  // [conv channels, 4]; tap 3 is the current token
   const float* a_log;           // [n_value_heads]
   const float* dt_bias;         // [n_value_heads]
-  const uint16_t* norm;         // [128]
+  const float* norm;            // [128]
   const uint16_t* conv_in;      // [3, conv channels], oldest first; null: zeros
   uint16_t* conv_out;           // may be conv_in
   const float* state_in;        // [n_value_heads, dv, dk]: a state column is contiguous; null: zeros

@@ -1,4 +1,4 @@
-// Products of many rows with 4-bit weights in the mma_q4 layout (pack/mma_q4.h): dense linears and expert groups.
+// Products of many rows with 4-bit weights in the mma_q4 layout (pack/mma_q4_layout.h): dense linears and expert groups.
 //
 //   y[r, o] = sum_k x[r, k] * bf16(scale * code + bias)[o, k]        bf16 operands, fp32 accumulation
 //
@@ -10,11 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#ifdef LILY_CUDA_EMULATED
-#include "tests/backend/cuda/emulation/emulated_device.h"
-#else
-#include <cuda_runtime_api.h>
-#endif
+#include "backend/cuda/kernels/host_types.h"
 
 namespace lily::cuda {
 
@@ -31,13 +27,13 @@ struct ExpertTile {
 struct LinearSegment {
   const std::byte* weights;  // mma_q4 [n_rows, n_cols]
   int n_rows;
-  void* out;           // [n_tokens, out_stride]: bf16 bits, or float for LinearOutput::floats
+  void* out;           // [n_tokens, out_stride]: bf16 bits, or float for the other outputs
   int64_t out_stride;  // elements from one token to the next
 };
 
 enum class LinearOutput {
   bf16,      // out = y
-  residual,  // out = bf16(y) + residual, both bf16
+  residual,  // out = bf16(y) + residual, both fp32
   floats,    // out = y in fp32
 };
 
@@ -51,7 +47,7 @@ struct LinearArgs {
   int n_segments;
   LinearSegment segments[kMaxSegments];
   LinearOutput output;
-  const uint16_t* residual;  // [n_tokens, out_stride of the segment]; may be the output itself
+  const float* residual;  // [n_tokens, out_stride of the segment]; may be the output itself
 };
 void linear_q4_prefill(const LinearArgs& args, int n_multiprocessors, cudaStream_t stream);
 

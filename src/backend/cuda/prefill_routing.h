@@ -56,34 +56,33 @@ struct GroupArgs {
 // Two kernels: a histogram, then one block an expert that lists its rows, and one more that lists the tiles.
 void group_by_expert_prefill(const GroupArgs& args, cudaStream_t stream);
 
-// out[t] = residual[t] + sum_{j < 8} y[row_of_choice[t, j]] + y[8 n_tokens + t], summed in that order in fp32 and rounded
-// once; if norm_weight: normed[t] = RMSNorm(out[t]) * norm_weight as well, from the rounded sum.
+// out[t] = residual[t] + sum_{j < 8} y[row_of_choice[t, j]] + y[8 n_tokens + t], summed in that order in fp32; if
+// norm_weight: normed[t] = RMSNorm(out[t]) * norm_weight as well, rounded once. The residual stream is fp32.
 struct CombineArgs {
   const uint16_t* y;         // [9 n_tokens, hidden]
   const uint16_t* y_shared;  // [n_tokens, hidden]: y + 8 n_tokens * hidden, or elsewhere
   const int32_t* row_of_choice;
-  const uint16_t* residual;  // [n_tokens, hidden]; may be out
+  const float* residual;     // [n_tokens, hidden]; may be out
   int n_tokens, hidden;      // hidden a multiple of 8, at most 8,192
-  uint16_t* out;
-  const uint16_t* norm_weight;  // [hidden] or null
+  float* out;
+  const float* norm_weight;  // [hidden] or null
   uint16_t* normed;
 };
 void combine_experts_prefill(const CombineArgs& args, cudaStream_t stream);
 
 // normed[t] = x[t] * (mean(x[t]^2) + 1e-6)^(-1/2) * weight, fp32 inside, one rounding. hidden as above.
-void rms_norm_prefill(const uint16_t* x, const uint16_t* weight, uint16_t* normed, int n_tokens, int hidden,
+void rms_norm_prefill(const float* x, const float* weight, uint16_t* normed, int n_tokens, int hidden,
                       cudaStream_t stream);
 
-// x[t] = scale * code + bias of row ids[t] of a 4-bit embedding in the file's layout, one rounding; then, if norm_weight,
-// normed as above.
+// x[t] = scale * code + bias of row ids[t] of a 4-bit embedding in the file's layout; then, if norm_weight, normed as above.
 struct EmbeddingArgs {
   const int32_t* ids;      // [n_tokens]
   const uint32_t* codes;   // [vocab, hidden / 8]
   const uint16_t* scales;  // [vocab, hidden / 64]
   const uint16_t* biases;
   int n_tokens, hidden;
-  uint16_t* x;  // [n_tokens, hidden]
-  const uint16_t* norm_weight;
+  float* x;  // [n_tokens, hidden]
+  const float* norm_weight;
   uint16_t* normed;
 };
 void embedding_q4_prefill(const EmbeddingArgs& args, cudaStream_t stream);

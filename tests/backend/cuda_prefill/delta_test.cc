@@ -16,8 +16,8 @@ struct Shape {
 
 struct Inputs {
   int n, nk, nv, channels;
-  std::vector<uint16_t> qkvz, ab, conv_weight, norm, conv;
-  std::vector<float> a_log, dt_bias, state;
+  std::vector<uint16_t> qkvz, ab, conv_weight, conv;
+  std::vector<float> a_log, dt_bias, norm, state;
 
   Inputs(Random& random, const Shape& shape)
       : n(shape.n_tokens), nk(shape.n_key_heads), nv(2 * nk), channels((2 * nk + nv) * 128) {
@@ -30,7 +30,7 @@ struct Inputs {
       }
     ab = random.normals(static_cast<size_t>(n) * 2 * nv, shape.decay);
     conv_weight = random.normals(static_cast<size_t>(channels) * 4, 0.5f);
-    norm = random.normals(128);
+    norm = values(random.normals(128));
     conv = random.normals(static_cast<size_t>(channels) * 3);
     for (int h = 0; h < nv; ++h) a_log.push_back(random.uniform(-3, 1)), dt_bias.push_back(random.normal());
     for (size_t i = 0; i < static_cast<size_t>(nv) * 128 * 128; ++i) state.push_back(random.normal(0.05f));
@@ -93,8 +93,8 @@ Reference reference(const Inputs& in) {
       for (int dv = 0; dv < 128; ++dv) {
         const double z = value(in.qkvz[static_cast<size_t>(t) * in.stride() + channels + h * 128 + dv]);
         const size_t at = static_cast<size_t>(t) * nv * 128 + h * 128 + dv;
-        r.size[at] = std::abs(value(in.norm[dv]) * z / (1 + std::exp(-z)));
-        r.y[at] = o[dv] / std::sqrt(squares / 128 + 1e-6) * value(in.norm[dv]) * z / (1 + std::exp(-z));
+        r.size[at] = std::abs(in.norm[dv] * z / (1 + std::exp(-z)));
+        r.y[at] = o[dv] / std::sqrt(squares / 128 + 1e-6) * in.norm[dv] * z / (1 + std::exp(-z));
       }
     }
     r.state.insert(r.state.end(), s.begin(), s.end());
@@ -115,8 +115,8 @@ TEST_P(Delta, BothFormsFollowTheRecurrence) {
   Random random(60 + static_cast<uint64_t>(shape.n_tokens));
   const Inputs in(random, shape);
   const Reference want = reference(in);
-  const DeviceArray<uint16_t> qkvz(in.qkvz), ab(in.ab), conv_weight(in.conv_weight), norm(in.norm);
-  const DeviceArray<float> a_log(in.a_log), dt_bias(in.dt_bias);
+  const DeviceArray<uint16_t> qkvz(in.qkvz), ab(in.ab), conv_weight(in.conv_weight);
+  const DeviceArray<float> a_log(in.a_log), dt_bias(in.dt_bias), norm(in.norm);
   for (const bool blocks : {false, true}) {
     SCOPED_TRACE(blocks ? "in blocks" : "token by token");
     DeviceArray<uint16_t> conv(in.conv), y(want.y.size());

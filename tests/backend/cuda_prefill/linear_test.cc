@@ -1,5 +1,7 @@
 #include "backend/cuda/prefill_linear.h"
 
+#include <memory>
+
 #include "tests/backend/cuda_prefill/support.h"
 
 namespace lily::cuda::test {
@@ -47,14 +49,14 @@ TEST_P(Linear, WritesEverySegmentInEveryForm) {
     LinearArgs args{device_x.get(), shape.n_tokens, shape.n_cols, static_cast<int>(shape.outputs.size()), {}, output, nullptr};
     std::vector<std::unique_ptr<DeviceArray<std::byte>>> packed;
     std::vector<std::unique_ptr<DeviceArray<float>>> out;  // room for either type
-    std::vector<uint16_t> residual;
+    std::vector<float> residual;
     for (size_t s = 0; s < matrices.size(); ++s) {
       packed.push_back(std::make_unique<DeviceArray<std::byte>>(matrices[s].packed));
       out.push_back(std::make_unique<DeviceArray<float>>(static_cast<size_t>(shape.n_tokens) * shape.outputs[s]));
       args.segments[s] = {packed[s]->get(), shape.outputs[s], out[s]->get(), shape.outputs[s]};
     }
-    residual = random.normals(static_cast<size_t>(shape.n_tokens) * shape.outputs[0]);
-    const DeviceArray<uint16_t> device_residual(residual);
+    residual = values(random.normals(static_cast<size_t>(shape.n_tokens) * shape.outputs[0]));
+    const DeviceArray<float> device_residual(residual);
     args.residual = device_residual.get();
     if (output == LinearOutput::residual) args.n_segments = 1;
     linear_q4_prefill(args, kMultiprocessors, nullptr);
@@ -62,7 +64,7 @@ TEST_P(Linear, WritesEverySegmentInEveryForm) {
     for (int s = 0; s < args.n_segments; ++s) {
       Reference want = product(x, shape.n_tokens, matrices[s]);
       std::vector<float> got = out[s]->download();
-      if (output != LinearOutput::floats) {
+      if (output == LinearOutput::bf16) {
         std::vector<uint16_t> half(want.y.size());
         std::memcpy(half.data(), got.data(), half.size() * 2);
         got = values(half);
@@ -70,9 +72,9 @@ TEST_P(Linear, WritesEverySegmentInEveryForm) {
       if (output == LinearOutput::residual)
         for (size_t i = 0; i < want.y.size(); ++i) {
           want.error[i] += kBf16Epsilon * std::abs(want.y[i]);
-          want.y[i] += value(residual[i]);
+          want.y[i] += residual[i];
         }
-      expect_close(got, want.y, output == LinearOutput::floats ? 0 : kBf16Epsilon, want.error, shape.outputs[s], "linear");
+      expect_close(got, want.y, output == LinearOutput::bf16 ? kBf16Epsilon : kFloatEpsilon, want.error, shape.outputs[s], "linear");
     }
     const auto first = out[0]->download();
     linear_q4_prefill(args, kMultiprocessors, nullptr);

@@ -167,22 +167,24 @@ class Rows : public ::testing::TestWithParam<Shape> {};
 TEST_P(Rows, CombineSumsAndNorms) {
   const auto [n, hidden, unused] = GetParam();
   Random random(40 + static_cast<uint64_t>(hidden));
-  const auto y = random.normals(static_cast<size_t>(n) * 9 * hidden), residual = random.normals(static_cast<size_t>(n) * hidden);
-  const auto norm = random.normals(hidden);
+  const auto y = random.normals(static_cast<size_t>(n) * 9 * hidden);
+  const auto residual = values(random.normals(static_cast<size_t>(n) * hidden)), norm = values(random.normals(hidden));
   std::vector<int32_t> rows(static_cast<size_t>(n) * 8);
   std::iota(rows.begin(), rows.end(), 0);
   for (size_t i = rows.size() - 1; i > 0; --i) std::swap(rows[i], rows[static_cast<size_t>(random.below(static_cast<int>(i) + 1))]);
-  const DeviceArray<uint16_t> d_y(y), d_norm(norm);
+  const DeviceArray<uint16_t> d_y(y);
+  const DeviceArray<float> d_norm(norm);
   const DeviceArray<int32_t> d_rows(rows);
-  DeviceArray<uint16_t> x(residual), normed(static_cast<size_t>(n) * hidden), plain(static_cast<size_t>(n) * hidden);
+  DeviceArray<float> x(residual);
+  DeviceArray<uint16_t> normed(static_cast<size_t>(n) * hidden), plain(static_cast<size_t>(n) * hidden);
   combine_experts_prefill({d_y.get(), d_y.get() + static_cast<size_t>(n) * 8 * hidden, d_rows.get(), x.get(), n, hidden, x.get(), d_norm.get(), normed.get()}, nullptr);
   rms_norm_prefill(x.get(), d_norm.get(), plain.get(), n, hidden, nullptr);
   finish();
-  const auto got = values(x.download());
+  const auto got = x.download();
   std::vector<double> want, error, want_normed;
   for (int t = 0; t < n; ++t)
     for (int h = 0; h < hidden; ++h) {
-      double sum = value(residual[static_cast<size_t>(t) * hidden + h]), magnitude = std::abs(sum);
+      double sum = residual[static_cast<size_t>(t) * hidden + h], magnitude = std::abs(sum);
       for (int j = 0; j < 9; ++j) {
         const size_t row = j < 8 ? static_cast<size_t>(rows[static_cast<size_t>(t) * 8 + j]) : static_cast<size_t>(n) * 8 + t;
         sum += value(y[row * hidden + h]);
@@ -191,12 +193,12 @@ TEST_P(Rows, CombineSumsAndNorms) {
       want.push_back(sum);
       error.push_back(9 * kFloatEpsilon * magnitude + 1e-30);
     }
-  expect_close(got, want, kBf16Epsilon, error, hidden, "combine");
+  expect_close(got, want, kFloatEpsilon, error, hidden, "combine");
   for (int t = 0; t < n; ++t) {
     double squares = 0;
     for (int h = 0; h < hidden; ++h) squares += std::pow(got[static_cast<size_t>(t) * hidden + h], 2);
     for (int h = 0; h < hidden; ++h)
-      want_normed.push_back(got[static_cast<size_t>(t) * hidden + h] / std::sqrt(squares / hidden + 1e-6) * value(norm[h]));
+      want_normed.push_back(got[static_cast<size_t>(t) * hidden + h] / std::sqrt(squares / hidden + 1e-6) * norm[h]);
   }
   expect_close(values(normed.download()), want_normed, kBf16Epsilon + 1e-5, {1e-30}, hidden, "norm after combine");
   EXPECT_EQ(normed.download(), plain.download());
@@ -207,14 +209,17 @@ TEST_P(Rows, EmbeddingGathersAndNorms) {
   Random random(50 + static_cast<uint64_t>(hidden));
   std::vector<uint32_t> codes(static_cast<size_t>(vocab) * hidden / 8);
   for (auto& c : codes) c = static_cast<uint32_t>(random.below(1 << 30)) * 4u + static_cast<uint32_t>(random.below(4));
-  const auto scales = random.normals(codes.size() / 8, 0.01f), biases = random.normals(codes.size() / 8, 0.1f), norm = random.normals(hidden);
+  const auto scales = random.normals(codes.size() / 8, 0.01f), biases = random.normals(codes.size() / 8, 0.1f);
+  const auto norm = values(random.normals(hidden));
   std::vector<int32_t> ids(n);
   for (auto& id : ids) id = random.below(vocab);
   ids[0] = vocab - 1;
   const DeviceArray<int32_t> d_ids(ids);
   const DeviceArray<uint32_t> d_codes(codes);
-  const DeviceArray<uint16_t> d_scales(scales), d_biases(biases), d_norm(norm);
-  DeviceArray<uint16_t> x(static_cast<size_t>(n) * hidden), normed(x.size()), plain(x.size());
+  const DeviceArray<uint16_t> d_scales(scales), d_biases(biases);
+  const DeviceArray<float> d_norm(norm);
+  DeviceArray<float> x(static_cast<size_t>(n) * hidden);
+  DeviceArray<uint16_t> normed(x.size()), plain(x.size());
   embedding_q4_prefill({d_ids.get(), d_codes.get(), d_scales.get(), d_biases.get(), n, hidden, x.get(), d_norm.get(), normed.get()}, nullptr);
   rms_norm_prefill(x.get(), d_norm.get(), plain.get(), n, hidden, nullptr);
   finish();
@@ -224,7 +229,7 @@ TEST_P(Rows, EmbeddingGathersAndNorms) {
       const size_t i = static_cast<size_t>(ids[t]) * hidden + h;
       want.push_back(static_cast<double>(value(scales[i / 64])) * (codes[i / 8] >> (4 * (i % 8)) & 15u) + value(biases[i / 64]));
     }
-  expect_close(values(x.download()), want, kBf16Epsilon, {1e-7}, hidden, "embedding");
+  expect_close(x.download(), want, 4 * kFloatEpsilon, {1e-7}, hidden, "embedding");
   EXPECT_EQ(normed.download(), plain.download());
 }
 

@@ -58,6 +58,21 @@ template <typename T>
 inline T shuffle_xor(T value, unsigned mask) {
   return shuffle_from(value, lane_id() ^ mask);
 }
+inline uint32_t warp_ballot(bool vote) {
+  uint32_t set = 0;
+  for (unsigned lane = 0; lane < 32; ++lane) set |= static_cast<uint32_t>(shuffle_from<int>(vote, lane)) << lane;
+  return set;
+}
+inline int count_bits(uint32_t x) { return __builtin_popcount(x); }
+inline int block_count(bool vote) {  // threads of the block that vote, to all of them
+  emulated::Block* b = emulated::current().block;
+  int* const counter = &b->votes[b->group.generation & 1];
+  b->votes[(b->group.generation + 1) & 1] = 0;
+  *counter += vote;
+  emulated::barrier(b->group);
+  const int n = *counter;
+  return n;
+}
 
 // D += A (16 x 16) * B (16 x 8), bf16 with fp32 accumulation; the fragment layout of mma.m16n8k16.
 inline void mma_16816(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
@@ -90,15 +105,14 @@ inline uint32_t nibbles_plus_128(uint32_t codes) {
 }
 
 struct MBarrier {
-  uint64_t unused;
+  uint64_t id;
 };
-inline void mbarrier_init(MBarrier*, unsigned) {}
+inline void mbarrier_init(MBarrier* b, unsigned) { b->id = emulated::new_mbarrier(); }
 inline void mbarrier_init_fence() {}
-inline void mbarrier_expect(MBarrier*, unsigned) {}
-inline void mbarrier_wait(MBarrier*, unsigned) {}
-inline void bulk_copy(void* shared, const void* global, unsigned bytes, MBarrier*) {
-  if (bytes % 16 || reinterpret_cast<uintptr_t>(shared) % 16 || reinterpret_cast<uintptr_t>(global) % 16) abort();
-  memcpy(shared, global, bytes);
+inline void mbarrier_expect(MBarrier* b, unsigned bytes) { emulated::expect(b->id, bytes); }
+inline void mbarrier_wait(MBarrier* b, unsigned parity) { emulated::wait(b->id, parity); }
+inline void bulk_copy(void* shared, const void* global, unsigned bytes, MBarrier* b) {
+  emulated::bulk_copy(shared, global, bytes, b->id);
 }
 
 inline unsigned cluster_rank() { return emulated::current().block->cluster_rank; }
@@ -114,7 +128,13 @@ inline uint4 load_l2(const uint4* p) { return *p; }
 inline float load_l2(const float* p) { return *p; }
 inline float4 load_l2(const float4* p) { return *p; }
 inline uint32_t load_l2(const uint32_t* p) { return *p; }
+inline int shared_fetch_add(int* counter, int n) {
+  const int old = *counter;
+  *counter += n;
+  return old;
+}
 inline void prefetch_l2(const void*) {}
+inline void memory_fence() {}
 inline unsigned fetch_add_acq_rel(unsigned* counter, unsigned n) {
   const unsigned old = *counter;
   *counter += n;
@@ -156,6 +176,9 @@ template <typename T>
 __device__ __forceinline__ T shuffle_xor(T value, unsigned mask) {
   return __shfl_xor_sync(~0u, value, mask);
 }
+__device__ __forceinline__ uint32_t warp_ballot(bool vote) { return __ballot_sync(~0u, vote); }
+__device__ __forceinline__ int count_bits(uint32_t x) { return __popc(x); }
+__device__ __forceinline__ int block_count(bool vote) { return __syncthreads_count(vote); }
 
 // D += A (16 x 16) * B (16 x 8), bf16 with fp32 accumulation.
 __device__ __forceinline__ void mma_16816(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
@@ -232,7 +255,9 @@ __device__ __forceinline__ uint4 load_l2(const uint4* p) { return __ldcg(p); }
 __device__ __forceinline__ float load_l2(const float* p) { return __ldcg(p); }
 __device__ __forceinline__ float4 load_l2(const float4* p) { return __ldcg(p); }
 __device__ __forceinline__ uint32_t load_l2(const uint32_t* p) { return __ldcg(p); }
+__device__ __forceinline__ int shared_fetch_add(int* counter, int n) { return atomicAdd(counter, n); }
 __device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+__device__ __forceinline__ void memory_fence() { __threadfence(); }
 __device__ __forceinline__ unsigned fetch_add_acq_rel(unsigned* counter, unsigned n) {
   unsigned old;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(counter), "r"(n) : "memory");

@@ -438,9 +438,10 @@ __global__ void __launch_bounds__(128) output_kernel(const __grid_constant__ Del
 #pragma unroll
     for (int n = 0; n < 16; ++n) {
       const int column = 8 * n + 2 * t;
-      const uint32_t gate = *reinterpret_cast<const uint32_t*>(z + column), norm = *reinterpret_cast<const uint32_t*>(args.norm + column);
-      *reinterpret_cast<uint32_t*>(y + column) = bf16_pair(o[n][2 * half] * scale * bf16_low(norm) * silu(bf16_low(gate)),
-                                                           o[n][2 * half + 1] * scale * bf16_high(norm) * silu(bf16_high(gate)));
+      const uint32_t gate = *reinterpret_cast<const uint32_t*>(z + column);
+      const float2 norm = *reinterpret_cast<const float2*>(args.norm + column);
+      *reinterpret_cast<uint32_t*>(y + column) = bf16_pair(o[n][2 * half] * scale * norm.x * silu(bf16_low(gate)),
+                                                           o[n][2 * half + 1] * scale * norm.y * silu(bf16_high(gate)));
     }
   }
 }

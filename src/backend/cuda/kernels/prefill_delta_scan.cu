@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kThreads) scan_kernel(const __grid_constant__ 
     if (r == 0) {
       const int64_t at = int64_t{head} * kDim + column;
       const float z = bf16_value(a.z[t * a.z_stride + at]);
-      const float y = o / sqrtf(squares / kDim + kEpsilon) * bf16_value(a.norm[column]) * silu(z);
+      const float y = o / sqrtf(squares / kDim + kEpsilon) * a.norm[column] * silu(z);
       a.y[int64_t{t} * a.n_value_heads * kDim + at] = static_cast<uint16_t>(bf16_bits(y));
     }
   }

@@ -18,7 +18,7 @@
 #include "backend/cuda/kernels/launch.h"
 #include "backend/cuda/kernels/prefill_ops.h"
 #include "backend/cuda/prefill_linear.h"
-#include "pack/mma_q4.h"
+#include "pack/mma_q4_layout.h"
 
 namespace lily::cuda {
 namespace {
@@ -53,7 +53,7 @@ struct Params {
   int n_segments;  // 0: expert groups
   int segment_items[kMaxSegments];
   LinearSegment segments[kMaxSegments];
-  const uint16_t* residual;
+  const float* residual;
   const ExpertTile* tiles;
   const int32_t* n_tiles;
   int n_experts;
@@ -313,13 +313,14 @@ __device__ __forceinline__ void store(const Params& p, const Item& item, float (
     uint4 value = *reinterpret_cast<const uint4*>(staging + static_cast<uint32_t>(row) * kPitch + static_cast<uint32_t>(piece) * 16u);
     const int64_t to = (item.first_row + row) * item.out_stride + output;
     if constexpr (kEpilogue == Epilogue::residual) {
-      const uint4 old = *reinterpret_cast<const uint4*>(p.residual + to);
-      float sum[8], added[8];
-      unpack8(old, sum);
-      unpack8(value, added);
-#pragma unroll
-      for (int e = 0; e < 8; ++e) sum[e] += added[e];
-      value = pack8(sum);
+      float y[8];
+      unpack8(value, y);
+      const auto* old = reinterpret_cast<const float4*>(p.residual + to);
+      const float4 low = old[0], high = old[1];
+      auto* out = reinterpret_cast<float4*>(static_cast<float*>(item.out) + to);
+      out[0] = make_float4(low.x + y[0], low.y + y[1], low.z + y[2], low.w + y[3]);
+      out[1] = make_float4(high.x + y[4], high.y + y[5], high.z + y[6], high.w + y[7]);
+      continue;
     }
     *reinterpret_cast<uint4*>(static_cast<uint16_t*>(item.out) + to) = value;
   }

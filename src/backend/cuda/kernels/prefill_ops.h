@@ -9,6 +9,7 @@
 #include "backend/cuda/kernels/prefill_ops_emulated.h"
 #else
 #include "backend/cuda/kernels/prefill_wgmma.cuh"
+#include "backend/cuda/prefill_require.h"
 
 namespace lily::cuda {
 

@@ -1,6 +1,6 @@
 // Kernels that handle one row of the residual stream a block: norm, embedding, the sum over experts (formulas in
 // prefill_routing.h). 256 threads, 16 bytes a thread and round; a row stays in registers between its rounds. Bound by
-// bytes: combine reads 10 rows and writes 2.
+// bytes: combine reads 9 bf16 rows and one fp32, and writes one of each.
 #include "backend/cuda/kernels/launch.h"
 #include "backend/cuda/kernels/prefill_ops.h"
 #include "backend/cuda/prefill_routing.h"
@@ -12,6 +12,15 @@ constexpr int kThreads = 256;
 constexpr int kMaxRounds = 4;
 constexpr int kMaxHidden = kThreads * 8 * kMaxRounds;
 constexpr float kEpsilon = 1e-6f;
+
+__device__ __forceinline__ void load8(const float* from, float (&x)[8]) {
+  const float4 low = reinterpret_cast<const float4*>(from)[0], high = reinterpret_cast<const float4*>(from)[1];
+  x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w, x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
+}
+__device__ __forceinline__ void store8(float* to, const float (&x)[8]) {
+  reinterpret_cast<float4*>(to)[0] = make_float4(x[0], x[1], x[2], x[3]);
+  reinterpret_cast<float4*>(to)[1] = make_float4(x[4], x[5], x[6], x[7]);
+}
 
 // Sum over the block, the same in every thread and every run.
 __device__ __forceinline__ float block_sum(float x) {
@@ -27,7 +36,7 @@ __device__ __forceinline__ float block_sum(float x) {
 
 // normed = row * rsqrt(mean(row^2) + epsilon) * weight for the row in registers.
 template <int kRounds>
-__device__ __forceinline__ void write_normed(const float (&row)[kRounds][8], const uint16_t* weight, uint16_t* normed,
+__device__ __forceinline__ void write_normed(const float (&row)[kRounds][8], const float* weight, uint16_t* normed,
                                              int hidden) {
   float squares = 0;
 #pragma unroll
@@ -40,7 +49,7 @@ __device__ __forceinline__ void write_normed(const float (&row)[kRounds][8], con
     const int at = (r * kThreads + static_cast<int>(threadIdx.x)) * 8;
     if (at >= hidden) continue;
     float w[8];
-    unpack8(*reinterpret_cast<const uint4*>(weight + at), w);
+    load8(weight + at, w);
 #pragma unroll
     for (int e = 0; e < 8; ++e) w[e] *= row[r][e] * scale;
     *reinterpret_cast<uint4*>(normed + at) = pack8(w);
@@ -48,8 +57,8 @@ __device__ __forceinline__ void write_normed(const float (&row)[kRounds][8], con
 }
 
 struct NormParams {
-  const uint16_t* x;
-  const uint16_t* weight;
+  const float* x;
+  const float* weight;
   uint16_t* normed;
   int hidden;
 };
@@ -62,7 +71,7 @@ __global__ void __launch_bounds__(kThreads) rms_norm_kernel(const __grid_constan
 #pragma unroll
   for (int r = 0; r < kRounds; ++r) {
     const int at = (r * kThreads + static_cast<int>(threadIdx.x)) * 8;
-    if (at < p.hidden) unpack8(*reinterpret_cast<const uint4*>(p.x + base + at), row[r]);
+    if (at < p.hidden) load8(p.x + base + at, row[r]);
   }
   write_normed(row, p.weight, p.normed + base, p.hidden);
 }
@@ -85,7 +94,7 @@ __global__ void __launch_bounds__(kThreads) combine_kernel(const __grid_constant
     uint4 piece[kRouted + 1];
 #pragma unroll
     for (int j = 0; j <= kRouted; ++j) piece[j] = *reinterpret_cast<const uint4*>(source[j] + at);
-    unpack8(*reinterpret_cast<const uint4*>(p.residual + token * hidden + static_cast<size_t>(at)), row[r]);
+    load8(p.residual + token * hidden + static_cast<size_t>(at), row[r]);
 #pragma unroll
     for (int j = 0; j <= kRouted; ++j) {
       float y[8];
@@ -93,9 +102,7 @@ __global__ void __launch_bounds__(kThreads) combine_kernel(const __grid_constant
 #pragma unroll
       for (int e = 0; e < 8; ++e) row[r][e] += y[e];
     }
-    const uint4 rounded = pack8(row[r]);
-    *reinterpret_cast<uint4*>(p.out + token * hidden + static_cast<size_t>(at)) = rounded;
-    unpack8(rounded, row[r]);
+    store8(p.out + token * hidden + static_cast<size_t>(at), row[r]);
   }
   if (p.norm_weight) write_normed(row, p.norm_weight, p.normed + token * hidden, p.hidden);
 }
@@ -116,9 +123,7 @@ __global__ void __launch_bounds__(kThreads) embedding_kernel(const __grid_consta
     const float scale = bf16_value(p.scales[group]), bias = bf16_value(p.biases[group]);
 #pragma unroll
     for (int e = 0; e < 8; ++e) row[r][e] = fmaf(scale, static_cast<float>(codes >> (4 * e) & 15u), bias);
-    const uint4 rounded = pack8(row[r]);
-    *reinterpret_cast<uint4*>(p.x + token * hidden + static_cast<size_t>(at)) = rounded;
-    unpack8(rounded, row[r]);
+    store8(p.x + token * hidden + static_cast<size_t>(at), row[r]);
   }
   if (p.norm_weight) write_normed(row, p.norm_weight, p.normed + token * hidden, p.hidden);
 }
@@ -133,7 +138,7 @@ void start(void (*one)(Params), void (*many)(Params), const Params& p, int n_tok
 
 }  // namespace
 
-void rms_norm_prefill(const uint16_t* x, const uint16_t* weight, uint16_t* normed, int n_tokens, int hidden,
+void rms_norm_prefill(const float* x, const float* weight, uint16_t* normed, int n_tokens, int hidden,
                       cudaStream_t stream) {
   start(rms_norm_kernel<1>, rms_norm_kernel<kMaxRounds>, NormParams{x, weight, normed, hidden}, n_tokens, hidden, stream);
 }

@@ -48,6 +48,16 @@ struct Fiber {
   bool done = false;
 };
 
+struct Copy {
+  void* to;
+  const void* from;
+  unsigned bytes;
+};
+struct CopyBarrier {
+  unsigned expected = 0, requested = 0, phases = 0;  // phases completed
+  std::vector<Copy> copies;
+};
+
 struct Machine {
   dim3 grid, block;
   unsigned cluster = 1;
@@ -58,6 +68,7 @@ struct Machine {
   Group cluster_group;
   size_t shared_bytes = 0, running = 0, n_alive = 0;
   uint64_t idle_switches = 0;  // since a barrier opened or a thread ended
+  std::vector<CopyBarrier> copy_barriers;
   Context main{};
   const std::function<void()>* body = nullptr;
 };
@@ -127,6 +138,39 @@ void barrier(Group& group) {
   while (group.generation == mine) yield();
 }
 
+uint64_t new_mbarrier() {
+  machine.copy_barriers.emplace_back();
+  return machine.copy_barriers.size() - 1;
+}
+
+void expect(uint64_t barrier, unsigned bytes) { machine.copy_barriers.at(barrier).expected += bytes; }
+
+void bulk_copy(void* shared, const void* global, unsigned bytes, uint64_t barrier) {
+  if (bytes % 16 || reinterpret_cast<uintptr_t>(shared) % 16 || reinterpret_cast<uintptr_t>(global) % 16) {
+    std::fprintf(stderr, "emulated kernel: a bulk copy of %u bytes is not aligned to 16\n", bytes);
+    std::abort();
+  }
+  CopyBarrier& b = machine.copy_barriers.at(barrier);
+  b.copies.push_back({shared, global, bytes});
+  b.requested += bytes;
+}
+
+void wait(uint64_t barrier, unsigned parity) {
+  CopyBarrier& b = machine.copy_barriers.at(barrier);
+  if (b.expected != 0) {
+    if (b.requested != b.expected) {
+      std::fprintf(stderr, "emulated kernel: %u bytes expected, %u requested\n", b.expected, b.requested);
+      std::abort();
+    }
+    for (const Copy& c : b.copies) std::memcpy(c.to, c.from, c.bytes);
+    b = CopyBarrier{0, 0, b.phases + 1, {}};
+  }
+  if (b.phases == 0 || ((b.phases - 1) & 1) != parity) {
+    std::fprintf(stderr, "emulated kernel: a wait for a copy that nobody asked for\n");
+    std::abort();
+  }
+}
+
 void run_grid(dim3 grid, unsigned threads, unsigned cluster, size_t shared_bytes, const std::function<void()>& body) {
   Machine& m = machine;
   const unsigned n_warps = (threads + 31) / 32;
@@ -174,6 +218,7 @@ void run_grid(dim3 grid, unsigned threads, unsigned cluster, size_t shared_bytes
           makecontext(&f.context, fiber_main, 0);
 #endif
         }
+        m.copy_barriers.clear();
         m.n_alive = m.fibers.size();
         m.idle_switches = 0;
         switch_to(m.main, 0);

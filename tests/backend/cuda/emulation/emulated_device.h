@@ -4,6 +4,7 @@
 // A barrier that some threads never reach aborts with a message.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -50,6 +51,7 @@ struct Block {
   dim3 index;
   unsigned cluster_rank = 0;
   unsigned char* shared = nullptr;
+  int votes[2] = {0, 0};  // of block_count, by parity of the barrier's generation
 };
 
 struct Thread {
@@ -69,6 +71,13 @@ void yield();
 void progress();
 Group& cluster_group();
 unsigned char* cluster_shared(unsigned rank);
+
+// Barriers of the copy engine. A copy happens when its barrier is first waited for, so that data used too early is
+// seen to be missing; a wait for a phase that no copy completes aborts.
+uint64_t new_mbarrier();
+void expect(uint64_t barrier, unsigned bytes);
+void bulk_copy(void* shared, const void* global, unsigned bytes, uint64_t barrier);
+void wait(uint64_t barrier, unsigned parity);
 
 // Runs body once for every thread of the grid, clusters one after another.
 void run_grid(dim3 grid, unsigned threads, unsigned cluster, size_t shared_bytes, const std::function<void()>& body);

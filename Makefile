@@ -1,0 +1,46 @@
+# Thin front of CMake; README.md explains. Everything lands in build/.
+JOBS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
+RELEASE := build/release
+SLOW_LABELS := slow|device-metal|device-cuda|model
+
+.PHONY: run build test test-all bench format check ci-extra clean
+
+run: build  ## installs what is missing, builds, and lets the bundled model answer a prompt
+	$(RELEASE)/lily run -m models/lily-tiny --no-think "Spell the word: river"
+
+build:  ## the program alone: build/release/lily
+	@scripts/deps build
+	@test -f $(RELEASE)/CMakeCache.txt || cmake --preset release -DLILY_TESTS=OFF -DLILY_EMULATOR=OFF
+	@cmake --build $(RELEASE) -j $(JOBS) --target lily
+
+test: build-tests  ## installs what is missing, builds, and runs every test that needs no special hardware
+	@ctest --test-dir $(RELEASE) --output-on-failure -j $(JOBS) -LE '$(SLOW_LABELS)'
+
+test-all: build-tests  ## the slow tests too, and those of the devices that this machine has
+	@ctest --test-dir $(RELEASE) --output-on-failure -j $(JOBS)
+
+.PHONY: build-tests
+build-tests:
+	@scripts/deps build test
+	@cmake --preset release -DLILY_TESTS=ON -DLILY_EMULATOR=ON
+	@cmake --build $(RELEASE) -j $(JOBS)
+
+bench:  ## the kernels' micro-benchmarks
+	@scripts/deps build bench
+	@cmake --preset release -DLILY_BENCH=ON
+	@cmake --build $(RELEASE) -j $(JOBS)
+
+format:
+	@scripts/deps check
+	@scripts/format
+
+check:  ## format, static analysis of what changed, warnings as errors
+	@scripts/deps build test check
+	@scripts/check
+
+ci-extra:  ## sanitizers, NEON under qemu, slow golden tests
+	@scripts/deps build test check extra
+	@scripts/ci-extra
+
+clean:
+	rm -rf build

@@ -1,0 +1,300 @@
+// Device and Program of the reference backend: everything happens inside submit().
+#include <algorithm>
+#include <deque>
+#include <limits>
+#include <optional>
+#include <utility>
+
+#include "backend/reference/machine.h"
+#include "base/error.h"
+#include "model/checkpoint.h"
+
+namespace lily::backend {
+namespace reference {
+
+void run(const Machine& m, const plan::Op& op) {
+  std::visit(
+      [&](const auto& o) {
+        if constexpr (requires { run(m, o); }) run(m, o);
+        else LILY_CHECK(false, "fused op {} in an expanded plan", plan::kind_name(op));
+      },
+      op);
+}
+
+namespace {
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+Step make_step(const plan::Plan& plan, const StepInputs& in) {
+  Step step{.tokens = {in.tokens.begin(), in.tokens.end()},
+            .segments = {in.segments.begin(), in.segments.end()},
+            .block_table = {in.block_table.begin(), in.block_table.end()},
+            .output_rows = {in.output_rows.begin(), in.output_rows.end()},
+            .sampling = {in.sampling.begin(), in.sampling.end()},
+            .n_tokens = in.n_tokens};
+  LILY_CHECK(step.n_rows() > 0 && step.n_rows() <= plan.shape.rows, "{} rows of {}", step.n_rows(),
+             plan.shape.rows);
+  LILY_CHECK(step.n_outputs() <= plan.shape.outputs, "{} outputs of {}", step.n_outputs(),
+             plan.shape.outputs);
+  LILY_CHECK(in.n_tokens > 0 && in.n_tokens <= plan.dims.vocab, "n_tokens {}", in.n_tokens);
+  for (size_t i = 0; i < step.segments.size(); ++i) {
+    const Segment& s = step.segments[i];
+    LILY_CHECK(s.first_row == static_cast<int>(step.position_of_row.size()), "segment {} starts at {}", i,
+               s.first_row);
+    LILY_CHECK(s.position + s.n_rows <= plan.shape.context, "context {}", s.position + s.n_rows);
+    for (int r = 0; r < s.n_rows; ++r) {
+      step.segment_of_row.push_back(static_cast<int>(i));
+      step.position_of_row.push_back(s.position + r);
+    }
+  }
+  LILY_CHECK(static_cast<int>(step.position_of_row.size()) == step.n_rows(),
+             "segments do not cover the rows");
+  return step;
+}
+
+class ReferenceProgram final : public Program {
+ public:
+  ReferenceProgram(plan::Plan plan, const model::WeightStore& weights, Memory& memory, ThreadPool& pool)
+      : plan_(std::move(plan)),
+        simple_(plan::expanded(plan_)),
+        weights_(weights),
+        memory_(memory),
+        pool_(pool) {
+    for (const plan::Value& value : simple_.values) {
+      Tensor tensor{.n_rows = plan::rows_bound(simple_, value), .n_cols = value.cols};
+      if (value.rows == plan::RowSpace::matrix) tensor.n_rows = 0;  // see ExpandWeight
+      const auto size = static_cast<size_t>(tensor.n_rows * tensor.n_cols);
+      if (value.type == plan::Type::i32) tensor.i.assign(size, -1);
+      else tensor.f.assign(size, kNan);
+      values_.push_back(std::move(tensor));
+    }
+  }
+
+  const plan::Plan& plan() const override { return plan_; }
+
+  void submit(const StepInputs& inputs) override {
+    LILY_CHECK(done_.size() < 2, "two steps are in flight already");
+    step_ = make_step(plan_, inputs);
+    for (Tensor& tensor : values_) {  // what a step does not write, it must not read
+      std::fill(tensor.f.begin(), tensor.f.end(), kNan);
+      std::fill(tensor.i.begin(), tensor.i.end(), -1);
+    }
+    run_simple(simple_.ops);
+    done_.push_back(collect());
+  }
+
+  StepOutputs wait() override {
+    LILY_CHECK(!done_.empty(), "no step in flight");
+    current_ = std::exchange(current_index_, 1 - current_index_) == 0 ? &first_ : &second_;
+    *current_ = std::move(done_.front());
+    done_.pop_front();
+    return {.logits = current_->logits,
+            .tokens = current_->tokens,
+            .candidate_ids = current_->candidate_ids,
+            .candidate_logits = current_->candidate_logits,
+            .logsumexp = current_->logsumexp};
+  }
+
+  std::vector<float> read(plan::ValueId id) override {
+    const Tensor& tensor = values_.at(static_cast<size_t>(id));
+    const plan::Value& value = plan_.value(id);
+    const auto n = static_cast<size_t>(
+        plan::rows_in_step(plan_, value.rows, step_.n_rows(), step_.n_outputs()) * value.cols);
+    if (value.type == plan::Type::i32)
+      return {tensor.i.begin(), tensor.i.begin() + static_cast<std::ptrdiff_t>(n)};
+    return {tensor.f.begin(), tensor.f.begin() + static_cast<std::ptrdiff_t>(n)};
+  }
+
+  void write(plan::ValueId id, std::span<const float> data) override {
+    Tensor& tensor = values_.at(static_cast<size_t>(id));
+    if (plan_.value(id).type == plan::Type::i32) {
+      LILY_CHECK(data.size() <= tensor.i.size());
+      for (size_t j = 0; j < data.size(); ++j) tensor.i[j] = static_cast<int32_t>(data[j]);
+    } else {
+      LILY_CHECK(data.size() <= tensor.f.size());
+      std::copy(data.begin(), data.end(), tensor.f.begin());
+    }
+  }
+
+  void run_ops(const StepInputs& inputs, int first, int last) override {
+    step_ = make_step(plan_, inputs);
+    plan::Plan part = plan_;
+    part.ops.assign(plan_.ops.begin() + first, plan_.ops.begin() + last);
+    // Temporaries of an expansion are numbered from the end of the plan's values, as in simple_.
+    part = plan::expanded(part);
+    const std::vector<Tensor> whole = values_;
+    values_.resize(plan_.values.size());
+    for (size_t v = values_.size(); v < part.values.size(); ++v) {
+      const plan::Value& value = part.values[v];
+      const int64_t rows = plan::rows_bound(part, value);
+      values_.push_back({.n_rows = rows,
+                         .n_cols = value.cols,
+                         .f = std::vector<float>(static_cast<size_t>(rows * value.cols), kNan)});
+    }
+    const Machine machine{part, weights_, memory_, values_, step_, pool_};
+    for (const plan::Op& op : part.ops) run(machine, op);
+    values_.resize(plan_.values.size());
+    values_.insert(values_.end(), whole.begin() + static_cast<std::ptrdiff_t>(plan_.values.size()),
+                   whole.end());
+  }
+
+ private:
+  struct Outputs {
+    std::vector<float> logits, candidate_logits, logsumexp;
+    std::vector<int32_t> tokens, candidate_ids;
+  };
+
+  void run_simple(const std::vector<plan::Op>& ops) {
+    const Machine machine{simple_, weights_, memory_, values_, step_, pool_};
+    for (const plan::Op& op : ops) run(machine, op);
+  }
+
+  Outputs collect() {
+    Outputs out;
+    const auto n_outputs = static_cast<size_t>(step_.n_outputs());
+    const auto take = [&](const auto& from) {
+      using Vector = std::decay_t<decltype(from)>;
+      return Vector(from.begin(),
+                    from.begin() + static_cast<std::ptrdiff_t>(
+                                       from.size() / static_cast<size_t>(plan_.shape.outputs) * n_outputs));
+    };
+    if (plan_.ops.empty()) return out;
+    std::visit(plan::overloaded{
+                   [&](const plan::GreedyToken& op) { out.tokens = take(tensor(op.token).i); },
+                   [&](const plan::SampleToken& op) { out.tokens = take(tensor(op.token).i); },
+                   [&](const plan::TopCandidates& op) {
+                     out.candidate_ids = take(tensor(op.ids).i);
+                     out.candidate_logits = take(tensor(op.values).f);
+                     out.logsumexp = take(tensor(op.logsumexp).f);
+                   },
+                   [&](const plan::Linear& op) { out.logits = masked(op.y); },
+                   [&](const plan::NormLinear& op) { out.logits = masked(op.y); },
+                   [](const auto&) {},
+               },
+               plan_.ops.back());
+    return out;
+  }
+
+  std::vector<float> masked(plan::ValueId logits) {
+    if (plan_.shape.ending != plan::Ending::logits) return {};
+    std::vector<float> rows;
+    for (int o = 0; o < step_.n_outputs(); ++o) {
+      const auto row = values_[static_cast<size_t>(logits)].row(o);
+      rows.insert(rows.end(), row.begin(), row.end());
+      std::fill(rows.end() - (plan_.dims.vocab - step_.n_tokens), rows.end(),
+                -std::numeric_limits<float>::infinity());
+    }
+    return rows;
+  }
+
+  const Tensor& tensor(plan::ValueId id) const { return values_[static_cast<size_t>(id)]; }
+
+  const plan::Plan plan_, simple_;
+  const model::WeightStore& weights_;
+  Memory& memory_;
+  ThreadPool& pool_;
+  std::vector<Tensor> values_;
+  Step step_;
+  std::deque<Outputs> done_;
+  Outputs first_, second_;
+  Outputs* current_ = nullptr;
+  int current_index_ = 0;
+};
+
+class ReferenceDevice final : public Device {
+ public:
+  explicit ReferenceDevice(const DeviceOptions& options)
+      : pool_(options.threads > 0 ? options.threads : physical_cores()),
+        info_{.backend = "reference", .name = fmt::format("scalar, {} threads", pool_.n_threads())} {}
+
+  const DeviceInfo& info() const override { return info_; }
+
+  plan::Policy policy(const model::Dims&) const override {
+    plan::Policy p;
+    p.kv = plan::FloatType::f32;
+    p.max_chunk_rows = 512;
+    return p;
+  }
+
+  void load(const model::Checkpoint& checkpoint, const Progress& progress) override {
+    memory_.dims = checkpoint.dims();
+    weights_ = model::WeightStore::load(checkpoint, pool_, progress);
+  }
+
+  void reserve(const MemorySpec& spec, const plan::Policy&) override {
+    const model::Dims& d = memory_.dims;
+    const auto delta = static_cast<size_t>(d.delta_state_bytes_per_layer() / 4);
+    const auto conv = static_cast<size_t>((model::kConvTaps - 1) * d.conv_channels());
+    const auto kv = static_cast<size_t>(kKvBlockTokens * d.kv_width());
+    const auto fill = [](auto& memory, int n, int n_layers, size_t size) {
+      memory.assign(static_cast<size_t>(n),
+                    std::vector(static_cast<size_t>(n_layers), std::vector<float>(size, kNan)));
+    };
+    fill(memory_.delta, spec.n_state_slots, d.n_delta_layers(), delta);
+    fill(memory_.conv, spec.n_state_slots, d.n_delta_layers(), conv);
+    fill(memory_.k, spec.n_kv_blocks, d.n_attention_layers(), kv);
+    fill(memory_.v, spec.n_kv_blocks, d.n_attention_layers(), kv);
+    memory_.tokens.assign(static_cast<size_t>(spec.n_token_slots), -1);
+  }
+
+  std::unique_ptr<Program> compile(plan::Plan plan) override {
+    LILY_CHECK(weights_.has_value(), "compile before load");
+    return std::make_unique<ReferenceProgram>(std::move(plan), *weights_, memory_, pool_);
+  }
+
+  void copy_state(StateSlot src, StateSlot dst) override {
+    memory_.delta.at(static_cast<size_t>(dst)) = memory_.delta.at(static_cast<size_t>(src));
+    memory_.conv.at(static_cast<size_t>(dst)) = memory_.conv.at(static_cast<size_t>(src));
+  }
+
+  std::vector<float> read_delta_state(StateSlot slot, int layer) override { return delta(slot, layer); }
+  void write_delta_state(StateSlot slot, int layer, std::span<const float> data) override {
+    assign(delta(slot, layer), data);
+  }
+  std::vector<float> read_conv_state(StateSlot slot, int layer) override { return conv(slot, layer); }
+  void write_conv_state(StateSlot slot, int layer, std::span<const float> data) override {
+    assign(conv(slot, layer), data);
+  }
+  std::vector<float> read_kv(Kv which, int layer, int block, int n_tokens) override {
+    const std::vector<float>& rows = kv(which, layer, block);
+    return {rows.begin(), rows.begin() + int64_t{n_tokens} * memory_.dims.kv_width()};
+  }
+  void write_kv(Kv which, int layer, int block, int n_tokens, std::span<const float> data) override {
+    LILY_CHECK(data.size() == static_cast<size_t>(n_tokens * memory_.dims.kv_width()));
+    std::copy(data.begin(), data.end(), kv(which, layer, block).begin());
+  }
+
+ private:
+  std::vector<float>& delta(StateSlot slot, int layer) {
+    return memory_.delta.at(static_cast<size_t>(slot))
+        .at(static_cast<size_t>(memory_.dims.mixer_index(layer)));
+  }
+  std::vector<float>& conv(StateSlot slot, int layer) {
+    return memory_.conv.at(static_cast<size_t>(slot))
+        .at(static_cast<size_t>(memory_.dims.mixer_index(layer)));
+  }
+  std::vector<float>& kv(Kv which, int layer, int block) {
+    auto& memory = which == Kv::k ? memory_.k : memory_.v;
+    return memory.at(static_cast<size_t>(block)).at(static_cast<size_t>(memory_.dims.mixer_index(layer)));
+  }
+  static void assign(std::vector<float>& to, std::span<const float> data) {
+    LILY_CHECK(data.size() == to.size(), "{} values for {}", data.size(), to.size());
+    std::copy(data.begin(), data.end(), to.begin());
+  }
+
+  ThreadPool pool_;
+  DeviceInfo info_;
+  std::optional<model::WeightStore> weights_;
+  Memory memory_;
+};
+
+}  // namespace
+}  // namespace reference
+
+std::unique_ptr<Device> make_reference_device(const DeviceOptions& options) {
+  return std::make_unique<reference::ReferenceDevice>(options);
+}
+
+bool reference_device_present() { return true; }
+
+}  // namespace lily::backend

@@ -1,0 +1,14 @@
+// A plan as text: one line an op, so that a change to ops, barriers or bytes shows in a diff.
+#pragma once
+
+#include <string>
+
+#include "plan/cost.h"
+#include "plan/plan.h"
+
+namespace lily::plan {
+
+// "stage  kind  weights  inputs -> outputs  bytes  flops", one op a line, a bar between stages.
+std::string list(const Plan& plan, const Workload& workload);
+
+}  // namespace lily::plan
