@@ -131,8 +131,6 @@ __device__ __forceinline__ void sincos_exact(float x, float* s, float* c) { sinc
 // ---- integers across a warp
 __device__ __forceinline__ uint32_t warp_max_bits(uint32_t x) { return __reduce_max_sync(~0u, x); }
 __device__ __forceinline__ uint32_t warp_min_bits(uint32_t x) { return __reduce_min_sync(~0u, x); }
-__device__ __forceinline__ uint32_t warp_ballot(bool x) { return __ballot_sync(~0u, x); }
-__device__ __forceinline__ int count_bits(uint32_t x) { return __popc(x); }
 __device__ __forceinline__ void count_up(int* counter) { atomicAdd(counter, 1); }
 __device__ __forceinline__ uint32_t float_bits(float x) { return __float_as_uint(x); }
 __device__ __forceinline__ float bits_float(uint32_t x) { return __uint_as_float(x); }

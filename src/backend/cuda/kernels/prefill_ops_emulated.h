@@ -195,12 +195,6 @@ inline uint32_t warp_min_bits(uint32_t x) {
   for (unsigned m = 16; m; m >>= 1) x = std::min(x, shuffle_xor(x, m));
   return x;
 }
-inline uint32_t warp_ballot(bool x) {
-  uint32_t all = x ? 1u << lane_id() : 0u;
-  for (unsigned m = 16; m; m >>= 1) all |= shuffle_xor(all, m);
-  return all;
-}
-inline int count_bits(uint32_t x) { return __builtin_popcount(x); }
 inline void count_up(int* counter) { ++*counter; }
 inline uint32_t float_bits(float x) {
   uint32_t b;
