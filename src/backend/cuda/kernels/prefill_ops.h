@@ -13,6 +13,11 @@
 
 namespace lily::cuda {
 
+// The generic pointer of a shared address.
+__device__ __forceinline__ void* shared_at(uint32_t address) {
+  return __cvta_shared_to_generic(address);
+}
+
 // ---- mbarrier: a phase ends when all expected arrivals and bytes have come; waiters name the phase's parity.
 __device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");

@@ -21,6 +21,7 @@ inline void require(bool holds, const char*) {
 inline uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(static_cast<const unsigned char*>(p) - shared_memory());
 }
+inline void* shared_at(uint32_t address) { return shared_memory() + address; }
 inline unsigned char* shared_pointer(uint32_t address) { return shared_memory() + address; }
 
 struct EmulatedBarrier {
