@@ -42,7 +42,7 @@ class DeviceArray {
     data_ = static_cast<T*>(std::aligned_alloc(256, (n * sizeof(T) + 255) / 256 * 256));
     std::memset(data_, 0xff, n * sizeof(T));
 #else
-    check(cudaMalloc(&data_, n * sizeof(T) + 16), "allocating");
+    check(cudaMalloc(reinterpret_cast<void**>(&data_), n * sizeof(T) + 16), "allocating");
     check(cudaMemset(data_, 0xff, n * sizeof(T)), "poisoning");
 #endif
   }

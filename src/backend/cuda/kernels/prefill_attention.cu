@@ -62,17 +62,9 @@ __device__ __forceinline__ Tile find_tile(const AttentionArgs& p) {
   return tile;
 }
 
-__device__ __forceinline__ void copy_16_or_zero(uint32_t to, const void* from, bool valid) {
-  if (valid)
-    copy_16(to, from);
-  else
-    *reinterpret_cast<uint4*>(shared_at(to)) = make_uint4(0, 0, 0, 0);
-}
-
 __device__ __forceinline__ void produce(const AttentionArgs& p, const Tile& tile, Ring ring, uint32_t q, uint32_t q_full) {
   const int thread = static_cast<int>(threadIdx.x) - kConsumers, row = thread / 32, piece = thread % 32;
   // Q: rows row + 4 i; tokens past the end repeat the last one, and are not stored.
-#pragma unroll 8
   for (int i = 0; i < kRows / 4; ++i) {
     const int r = row + 4 * i;
     const int64_t token = tile.first_token + min(r / kQueryGroup, tile.n_tokens - 1);
@@ -83,15 +75,28 @@ __device__ __forceinline__ void produce(const AttentionArgs& p, const Tile& tile
   const int n_keys = p.position + p.n_tokens;  // in the cache by now
   int issued = 0;
   for (int block = 0; block < tile.n_blocks; ++block) {
-    const size_t at = kv_offset(p.block_table, p.cache.n_kv_heads, tile.kv_head, block * kKvBlock);
+    const size_t block_at = kv_offset(p.block_table, p.cache.n_kv_heads, tile.kv_head, block * kKvBlock);
 #pragma unroll
     for (int is_v = 0; is_v < 2; ++is_v) {
-      const uint16_t* from = (is_v ? p.cache.v : p.cache.k) + at + row * kHeadCols + piece * 8;
+      const uint16_t* from = (is_v ? p.cache.v : p.cache.k) + block_at + row * kHeadCols + piece * 8;
       barrier_wait(ring.empty_barrier(ring.buffer), ring.parity ^ 1u);
-      const uint32_t to = ring.tile() + static_cast<uint32_t>(piece / 8) * kQuarterBytes;
-#pragma unroll
-      for (int i = 0; i < kKvBlock / 4; ++i)
-        copy_16_or_zero(swizzled(to, row + 4 * i, piece % 8), from + i * 4 * kHeadCols, block * kKvBlock + row + 4 * i < n_keys);
+      const uint32_t quarter = ring.tile() + static_cast<uint32_t>(piece / 8) * kQuarterBytes;
+      const uint32_t even = swizzled(quarter, row, piece % 8), odd = swizzled(quarter, row + 4, piece % 8);
+      if ((block + 1) * kKvBlock <= n_keys) {
+#pragma unroll 4
+        for (uint32_t i = 0; i < kKvBlock / 8; ++i) {
+          copy_16(even + i * 1024, from + i * 8 * kHeadCols);
+          copy_16(odd + i * 1024, from + (i * 8 + 4) * kHeadCols);
+        }
+      } else {
+        for (int i = 0; i < kKvBlock / 4; ++i) {
+          const uint32_t at_row = (i % 2 ? odd : even) + static_cast<uint32_t>(i / 2) * 1024;
+          if (block * kKvBlock + row + 4 * i < n_keys)
+            copy_16(at_row, from + i * 4 * kHeadCols);
+          else
+            *reinterpret_cast<uint4*>(shared_at(at_row)) = make_uint4(0, 0, 0, 0);
+        }
+      }
       copies_commit();
       if (issued == 0) {
         copies_wait<1>();
