@@ -4,35 +4,12 @@
 // descriptor of 128-byte-swizzled shared memory. Accumulator 4 j + {0, 1, 2, 3} of a lane, with g = lane / 4 and
 // t = lane % 4, is D[16 warp + g][8 j + 2 t], [..][8 j + 2 t + 1], [16 warp + g + 8][8 j + 2 t], [..][8 j + 2 t + 1].
 //
-// The instruction names every register, hence the lists below.
+// The instruction names every register, hence the lists below. Included by prefill_ops.h on the device only.
 #pragma once
 
 #include <cstdint>
 
 namespace lily::cuda {
-
-// A tile of rows of 64 bf16 (128 bytes), K contiguous: 16-byte piece c of row r lies at piece c ^ (r % 8). Atoms of
-// 8 rows (1,024 bytes) follow one another. `address` is 1,024-byte aligned plus 32 bytes a k16 step.
-__device__ inline uint64_t k_major_descriptor(uint32_t address) {
-  return uint64_t{(address & 0x3ffffu) >> 4} | uint64_t{1} << 16 | uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62;
-}
-
-// The same tile read with its rows as K and its 64 columns as N; the next 64 columns lie n_stride bytes further.
-// `address` is 1,024-byte aligned plus 2,048 bytes a k16 step.
-__device__ inline uint64_t n_major_descriptor(uint32_t address, uint32_t n_stride) {
-  return uint64_t{(address & 0x3ffffu) >> 4} | uint64_t{n_stride >> 4} << 16 | uint64_t{1024 >> 4} << 32 |
-         uint64_t{1} << 62;
-}
-
-__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int kPending>
-__device__ inline void wgmma_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
-}
-// Keeps the compiler from moving uses of a register across an asynchronous product.
-__device__ inline void pin(float& x) { asm volatile("" : "+f"(x)::"memory"); }
-__device__ inline void pin(uint32_t& x) { asm volatile("" : "+r"(x)::"memory"); }
 
 // clang-format off
 #define LILY_REGS_0 "%0, %1, %2, %3, %4, %5, %6, %7"
@@ -87,26 +64,26 @@ __device__ inline void pin(uint32_t& x) { asm volatile("" : "+r"(x)::"memory"); 
 
 // d = a * b + (accumulate ? d : 0); kTransposeB: b is an n_major_descriptor.
 template <int kN> struct Wgmma;
-#define LILY_WGMMA_RS(n, k, a0, a1, a2, a3, b, s)                                                                   \
+#define LILY_WGMMA_RS(n, k, a0, a1, a2, a3, b, s, t)                                                                   \
   template <> struct Wgmma<n> {                                                                                     \
     template <int kTransposeB = 0>                                                                                  \
     __device__ static void rs(float* d, const uint32_t* a, uint64_t b_desc, int accumulate) {                       \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #s ", 0;\n"                                                 \
                    "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" LILY_LIST_##k "}, "                 \
-                   "{%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b ", p, 1, 1, %c[trans];\n}\n"                   \
+                   "{%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b ", p, 1, 1, %" #t ";\n}\n"                   \
                    : LILY_ACC_##k(d)                                                                                \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_desc), "r"(accumulate), [trans] "n"(kTransposeB)); \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_desc), "r"(accumulate), "n"(kTransposeB)); \
     }                                                                                                               \
   };
-LILY_WGMMA_RS(16, 0, 8, 9, 10, 11, 12, 13)
-LILY_WGMMA_RS(32, 1, 16, 17, 18, 19, 20, 21)
-LILY_WGMMA_RS(48, 2, 24, 25, 26, 27, 28, 29)
-LILY_WGMMA_RS(64, 3, 32, 33, 34, 35, 36, 37)
-LILY_WGMMA_RS(80, 4, 40, 41, 42, 43, 44, 45)
-LILY_WGMMA_RS(96, 5, 48, 49, 50, 51, 52, 53)
-LILY_WGMMA_RS(112, 6, 56, 57, 58, 59, 60, 61)
-LILY_WGMMA_RS(128, 7, 64, 65, 66, 67, 68, 69)
-LILY_WGMMA_RS(256, 15, 128, 129, 130, 131, 132, 133)
+LILY_WGMMA_RS(16, 0, 8, 9, 10, 11, 12, 13, 14)
+LILY_WGMMA_RS(32, 1, 16, 17, 18, 19, 20, 21, 22)
+LILY_WGMMA_RS(48, 2, 24, 25, 26, 27, 28, 29, 30)
+LILY_WGMMA_RS(64, 3, 32, 33, 34, 35, 36, 37, 38)
+LILY_WGMMA_RS(80, 4, 40, 41, 42, 43, 44, 45, 46)
+LILY_WGMMA_RS(96, 5, 48, 49, 50, 51, 52, 53, 54)
+LILY_WGMMA_RS(112, 6, 56, 57, 58, 59, 60, 61, 62)
+LILY_WGMMA_RS(128, 7, 64, 65, 66, 67, 68, 69, 70)
+LILY_WGMMA_RS(256, 15, 128, 129, 130, 131, 132, 133, 134)
 #undef LILY_WGMMA_RS
 
 // Both operands in shared memory, K contiguous.
