@@ -39,5 +39,9 @@ __device__ __forceinline__ uint4 norm_and_rotate(const uint16_t* head, const Hea
   }
   return make_uint4(bf16_pair(x[0], x[1]), bf16_pair(x[2], x[3]), bf16_pair(x[4], x[5]), bf16_pair(x[6], x[7]));
 }
+__device__ __forceinline__ uint4 norm_and_rotate(const uint16_t* head, const float* weight, float epsilon,
+                                                 const float2* rope) {
+  return norm_and_rotate(head, load_head_weight(weight), epsilon, rope);
+}
 
 }  // namespace lily::cuda
