@@ -1,0 +1,288 @@
+// Expert choice and expert order of a chunk (prefill_routing.h).
+//
+// router_kernel: a block takes 32 tokens and all experts. A warp multiplies 16 experts by the 32 tokens with mma on the
+// 8-bit codes themselves (0..255 are exact in bf16) and folds scale * sum + bias * sum(x) in fp32 after each group of 64,
+// so that prefill and decode route by the same numbers. Inside a group the lanes of a quad take 16 consecutive columns
+// each; both operands use that order, so rows are read as they lie. Then a warp chooses for one token at a time.
+// Bound by turning codes into bf16: about 5 us at any chunk that fills the SMs.
+#include "backend/cuda/kernels/launch.h"
+#include "backend/cuda/kernels/prefill_ops.h"
+#include "backend/cuda/prefill_routing.h"
+
+namespace lily::cuda {
+namespace {
+
+constexpr int kTokens = 32;  // a block
+constexpr int kGroup = 64;
+constexpr int kMaxWarps = 17;
+
+// Four codes as the four bf16 of two registers.
+__device__ __forceinline__ void codes_to_bf16(uint32_t codes, uint32_t& low, uint32_t& high) {
+  low = bf16_pair(byte_float<0>(codes), byte_float<1>(codes));
+  high = bf16_pair(byte_float<2>(codes), byte_float<3>(codes));
+}
+
+// Logits of 16 rows of w x 32 tokens into shared memory; rows from n_rows on are not read and not written.
+__device__ __forceinline__ void multiply_rows(const RouterArgs& p, const Q8Matrix& w, int first_row, int n_rows,
+                                              int first_token, float* logits, int pitch, int first_column) {
+  const int lane = static_cast<int>(lane_id()), g = lane / 4, t = lane % 4;
+  const int n_groups = p.hidden / kGroup;
+  const int row[2] = {min(first_row + g, n_rows - 1), min(first_row + g + 8, n_rows - 1)};
+  float acc[4][4] = {};
+  const uint32_t ones[4] = {0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u};
+  for (int group = 0; group < n_groups; ++group) {
+    uint4 codes[2];
+    float scale[2], bias[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      codes[h] = *reinterpret_cast<const uint4*>(w.codes + static_cast<size_t>(row[h]) * static_cast<size_t>(p.hidden) +
+                                                 static_cast<size_t>(group * kGroup + 16 * t));
+      const size_t s = static_cast<size_t>(row[h]) * static_cast<size_t>(n_groups) + static_cast<size_t>(group);
+      scale[h] = bf16_value(w.scales[s]), bias[h] = bf16_value(w.biases[s]);
+    }
+    uint4 x[4][2];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int token = min(first_token + 8 * j + g, p.n_tokens - 1);
+      const auto* from = reinterpret_cast<const uint4*>(p.u + static_cast<size_t>(token) * static_cast<size_t>(p.hidden) +
+                                                        static_cast<size_t>(group * kGroup + 16 * t));
+      x[j][0] = from[0], x[j][1] = from[1];
+    }
+    float products[4][4] = {}, sums[4][4] = {};
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      const uint32_t word0 = step == 0 ? codes[0].x : step == 1 ? codes[0].y : step == 2 ? codes[0].z : codes[0].w;
+      const uint32_t word1 = step == 0 ? codes[1].x : step == 1 ? codes[1].y : step == 2 ? codes[1].z : codes[1].w;
+      uint32_t a[4];
+      codes_to_bf16(word0, a[0], a[2]);
+      codes_to_bf16(word1, a[1], a[3]);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const uint4& half = x[j][step / 2];
+        const uint32_t b0 = step % 2 ? half.z : half.x, b1 = step % 2 ? half.w : half.y;
+        mma_16816(products[j], a[0], a[1], a[2], a[3], b0, b1);
+        mma_16816(sums[j], ones[0], ones[1], ones[2], ones[3], b0, b1);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) acc[j][i] = fmaf(scale[i / 2], products[j][i], fmaf(bias[i / 2], sums[j][i], acc[j][i]));
+  }
+#pragma unroll
+  for (int j = 0; j < 4; ++j)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int r = first_row + g + i / 2 * 8;
+      if (r < n_rows) logits[(8 * j + 2 * t + i % 2) * pitch + first_column + r] = acc[j][i];
+    }
+}
+
+// Monotone map of a float to an unsigned integer.
+__device__ __forceinline__ uint32_t ordered(float x) {
+  const uint32_t b = float_bits(x);
+  return b & 0x80000000u ? ~b : b | 0x80000000u;
+}
+
+__global__ void __launch_bounds__(kMaxWarps * 32) router_kernel(const __grid_constant__ RouterArgs p) {
+  pdl_wait();
+  pdl_trigger();
+  float* logits = reinterpret_cast<float*>(shared_memory());
+  const int pitch = p.n_experts + 2;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(lane_id());
+  const int n_warps = static_cast<int>(blockDim.x) / 32;
+  const int first_token = static_cast<int>(blockIdx.x) * kTokens;
+  for (int tile = warp; tile <= p.n_experts / 16; tile += n_warps) {
+    if (tile < p.n_experts / 16)
+      multiply_rows(p, p.router, 16 * tile, p.n_experts, first_token, logits, pitch, 0);
+    else
+      multiply_rows(p, p.shared_gate, 0, 1, first_token, logits, pitch, p.n_experts);
+  }
+  block_sync();
+  for (int i = warp; i < kTokens && first_token + i < p.n_tokens; i += n_warps) {
+    const float* row = logits + i * pitch;
+    const size_t token = static_cast<size_t>(first_token + i);
+    uint32_t key[kMaxExperts / 32];
+#pragma unroll
+    for (int j = 0; j < kMaxExperts / 32; ++j) {
+      const int e = lane + 32 * j;
+      key[j] = e < p.n_experts ? ordered(row[e]) : 0;
+      if (p.logits && e < p.n_experts) p.logits[token * static_cast<size_t>(p.n_experts) + static_cast<size_t>(e)] = row[e];
+    }
+    int mine = 0;  // lane j keeps choice j
+    float top = 0, chosen_logit = 0, sum = 0;
+    for (int choice = 0; choice < kRouted; ++choice) {
+      uint32_t best = 0;
+#pragma unroll
+      for (int j = 0; j < kMaxExperts / 32; ++j) best = max(best, key[j]);
+      best = warp_max_bits(best);
+      uint32_t where = ~0u;
+#pragma unroll
+      for (int j = kMaxExperts / 32 - 1; j >= 0; --j)
+        if (key[j] == best) where = static_cast<uint32_t>(lane + 32 * j);
+      where = warp_min_bits(where);
+#pragma unroll
+      for (int j = 0; j < kMaxExperts / 32; ++j)
+        if (where == static_cast<uint32_t>(lane + 32 * j)) key[j] = 0;
+      const float logit = row[where];
+      if (choice == 0) top = logit;
+      sum += expf(logit - top);
+      if (lane == choice) mine = static_cast<int>(where), chosen_logit = logit;
+    }
+    if (lane < kRouted) {
+      p.chosen[token * kRouted + static_cast<size_t>(lane)] = mine;
+      p.chosen_weight[token * kRouted + static_cast<size_t>(lane)] = expf(chosen_logit - top) / sum;
+    }
+    if (lane == 0) p.shared_weight[token] = sigmoid(row[p.n_experts]);
+  }
+}
+
+// ---- expert order
+constexpr int kGroupThreads = 256;
+
+// Sum over the threads before this one, and over all of them; threads up to 1,024.
+__device__ __forceinline__ int scan_block(int x, int* total, int* partial) {
+  const int lane = static_cast<int>(lane_id()), warp = static_cast<int>(threadIdx.x) / 32;
+  int before = x;
+#pragma unroll
+  for (unsigned m = 1; m < 32; m *= 2) {
+    const int other = shuffle_from(before, static_cast<unsigned>(lane) - m);
+    if (static_cast<unsigned>(lane) >= m) before += other;
+  }
+  block_sync();
+  if (lane == 31) partial[warp] = before;
+  block_sync();
+  int base = 0, all = 0;
+  for (int w = 0; w < static_cast<int>(blockDim.x) / 32; ++w) {
+    if (w < warp) base += partial[w];
+    all += partial[w];
+  }
+  *total = all;
+  return base + before - x;
+}
+
+// Block e counts the rows of expert e: n_tokens * 8 ids through L2 for each, which is cheaper than a second pass over
+// partial histograms up to some 16 K tokens.
+__global__ void __launch_bounds__(kGroupThreads) histogram_kernel(const __grid_constant__ GroupArgs p) {
+  pdl_wait();
+  pdl_trigger();
+  int* partial = reinterpret_cast<int*>(shared_memory());
+  const int expert = static_cast<int>(blockIdx.x);
+  int count = 0;
+  for (int t = static_cast<int>(threadIdx.x); t < p.n_tokens; t += kGroupThreads) {
+    const auto* ids = reinterpret_cast<const uint4*>(p.chosen + static_cast<size_t>(t) * kRouted);
+    const uint4 a = ids[0], b = ids[1];
+    const uint32_t e = static_cast<uint32_t>(expert);
+    count += (a.x == e) + (a.y == e) + (a.z == e) + (a.w == e) + (b.x == e) + (b.y == e) + (b.z == e) + (b.w == e);
+  }
+  int total;
+  scan_block(count, &total, partial);
+  if (threadIdx.x == 0) p.expert_rows[expert] = total;
+}
+
+__device__ __forceinline__ void list_rows(const GroupArgs& p, int expert, int* partial) {
+  int before = 0;
+  for (int e = static_cast<int>(threadIdx.x); e < expert; e += kGroupThreads) before += p.expert_rows[e];
+  int next;
+  scan_block(before, &next, partial);
+  for (int first = 0; first < p.n_tokens; first += kGroupThreads) {
+    const int token = first + static_cast<int>(threadIdx.x);
+    int choice = -1;
+    if (token < p.n_tokens) {
+      const auto* ids = reinterpret_cast<const uint4*>(p.chosen + static_cast<size_t>(token) * kRouted);
+      const uint4 a = ids[0], b = ids[1];
+      const uint32_t id[kRouted] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+#pragma unroll
+      for (int j = 0; j < kRouted; ++j)
+        if (id[j] == static_cast<uint32_t>(expert)) choice = j;
+    }
+    int n;
+    const int row = next + scan_block(choice >= 0 ? 1 : 0, &n, partial);
+    if (choice >= 0) {
+      const size_t at = static_cast<size_t>(token) * kRouted + static_cast<size_t>(choice);
+      p.token_of_row[row] = token;
+      p.row_weight[row] = p.chosen_weight[at];
+      p.row_of_choice[at] = row;
+    }
+    next += n;
+  }
+}
+
+// Tiles of n rows: as few as kMaxTileTokens allows, of even size rounded up to 16.
+__device__ __forceinline__ int tiles_of(int n) { return (n + kMaxTileTokens - 1) / kMaxTileTokens; }
+
+__device__ __forceinline__ void list_tiles(const GroupArgs& p, int* partial) {
+  int* rows = partial + 32;            // [n_all] rows of each expert
+  int* first = rows + kMaxExperts + 1;   // [n_all] its first row
+  int* order = first + kMaxExperts + 1;  // [n_all] experts by descending rows
+  const int n_all = p.n_experts + (p.with_shared ? 1 : 0);
+  int next = 0;
+  for (int base = 0; base < n_all; base += kGroupThreads) {
+    const int e = base + static_cast<int>(threadIdx.x);
+    const int mine = e < p.n_experts ? p.expert_rows[e] : e < n_all ? p.n_tokens : 0;
+    int total;
+    const int before = scan_block(mine, &total, partial);
+    if (e < n_all) rows[e] = mine, first[e] = next + before;
+    next += total;
+  }
+  block_sync();
+  for (int e = static_cast<int>(threadIdx.x); e < n_all; e += kGroupThreads) {
+    int rank = 0;
+    for (int other = 0; other < n_all; ++other)
+      rank += rows[other] > rows[e] || (rows[other] == rows[e] && other < e) ? 1 : 0;
+    order[rank] = e;
+  }
+  block_sync();
+  int next_tile = 0;
+  for (int base = 0; base < n_all; base += kGroupThreads) {
+    const int rank = base + static_cast<int>(threadIdx.x);
+    const int e = rank < n_all ? order[rank] : 0;
+    const int n = rank < n_all ? rows[e] : 0;
+    const int n_tiles = tiles_of(n);
+    int total;
+    const int before = scan_block(n_tiles, &total, partial);
+    if (n_tiles > 0) {
+      const int size = ((n + n_tiles - 1) / n_tiles + 15) / 16 * 16;
+      for (int i = 0; i < n_tiles; ++i)
+        p.tiles[next_tile + before + i] = {e, first[e] + i * size, min(size, n - i * size)};
+    }
+    next_tile += total;
+  }
+  if (threadIdx.x == 0) *p.n_tiles = next_tile;
+}
+
+__global__ void __launch_bounds__(kGroupThreads) group_kernel(const __grid_constant__ GroupArgs p) {
+  pdl_wait();
+  pdl_trigger();
+  int* partial = reinterpret_cast<int*>(shared_memory());
+  const int block = static_cast<int>(blockIdx.x);
+  if (block < p.n_experts) return list_rows(p, block, partial);
+  list_tiles(p, partial);
+  if (!p.with_shared) return;
+  for (int t = static_cast<int>(threadIdx.x); t < p.n_tokens; t += kGroupThreads) {
+    const size_t row = static_cast<size_t>(p.n_tokens) * kRouted + static_cast<size_t>(t);
+    p.token_of_row[row] = t;
+    p.row_weight[row] = p.shared_weight[t];
+  }
+}
+
+}  // namespace
+
+void router_q8_prefill(const RouterArgs& args, cudaStream_t stream) {
+  require(args.n_tokens > 0 && args.hidden % kGroup == 0, "router: tokens, and hidden in groups of 64");
+  require(args.n_experts >= 16 && args.n_experts % 16 == 0 && args.n_experts <= kMaxExperts, "router: 16 to 512 experts");
+  const int warps = min(args.n_experts / 16 + 1, kMaxWarps);
+  launch(router_kernel, args,
+         LaunchShape{dim3(static_cast<unsigned>((args.n_tokens + kTokens - 1) / kTokens)), static_cast<unsigned>(warps) * 32,
+                     static_cast<unsigned>(kTokens * (args.n_experts + 2)) * 4u},
+         stream);
+}
+
+void group_by_expert_prefill(const GroupArgs& args, cudaStream_t stream) {
+  require(args.n_tokens > 0 && args.n_experts > 0 && args.n_experts <= kMaxExperts, "grouping: up to 512 experts");
+  const unsigned bytes = (32 + 3 * (kMaxExperts + 1)) * 4;
+  launch(histogram_kernel, args, LaunchShape{dim3(static_cast<unsigned>(args.n_experts)), kGroupThreads, bytes}, stream);
+  launch(group_kernel, args, LaunchShape{dim3(static_cast<unsigned>(args.n_experts) + 1), kGroupThreads, bytes}, stream);
+}
+
+}  // namespace lily::cuda
