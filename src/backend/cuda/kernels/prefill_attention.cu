@@ -27,7 +27,6 @@ constexpr int kConsumers = 256, kProducers = 128;
 constexpr int kThreads = kConsumers + kProducers;
 constexpr int kConsumerRegisters = 232, kProducerRegisters = 40;  // of 168 a thread at entry
 constexpr int kBuffers = 4;
-constexpr int kLag = 2;  // tiles in flight before one is declared full
 constexpr uint32_t kQuarterBytes = kKvBlock * 128;
 constexpr uint32_t kTileBytes = 4 * kQuarterBytes;
 constexpr uint32_t kQQuarterBytes = kRows * 128;
@@ -43,7 +42,10 @@ struct Ring {
   __device__ __forceinline__ uint32_t tile() const { return base + static_cast<uint32_t>(buffer) * kTileBytes; }
   __device__ __forceinline__ uint32_t full_barrier(int b) const { return full + 8u * static_cast<uint32_t>(b); }
   __device__ __forceinline__ uint32_t empty_barrier(int b) const { return empty + 8u * static_cast<uint32_t>(b); }
-  __device__ __forceinline__ void wait_full() const { barrier_wait(full_barrier(buffer), parity); }
+  __device__ __forceinline__ void wait_full() const {
+    barrier_wait(full_barrier(buffer), parity);
+    async_proxy_fence();  // the tile came by cp.async
+  }
   __device__ __forceinline__ void advance() {
     if (++buffer == kBuffers) buffer = 0, parity ^= 1u;
   }
@@ -71,9 +73,8 @@ __device__ __forceinline__ void produce(const AttentionArgs& p, const Tile& tile
     const uint16_t* from = p.q + (token * p.n_q_heads + tile.kv_head * kQueryGroup + r % kQueryGroup) * kHeadCols + piece * 8;
     copy_16(swizzled(q + static_cast<uint32_t>(piece / 8) * kQQuarterBytes, r, piece % 8), from);
   }
-  copies_commit();
+  barrier_arrive_after_copies(q_full);
   const int n_keys = p.position + p.n_tokens;  // in the cache by now
-  int issued = 0;
   for (int block = 0; block < tile.n_blocks; ++block) {
     const size_t block_at = kv_offset(p.block_table, p.cache.n_kv_heads, tile.kv_head, block * kKvBlock);
 #pragma unroll
@@ -91,29 +92,13 @@ __device__ __forceinline__ void produce(const AttentionArgs& p, const Tile& tile
       } else {
         for (int i = 0; i < kKvBlock / 4; ++i) {
           const uint32_t at_row = (i % 2 ? odd : even) + static_cast<uint32_t>(i / 2) * 1024;
-          if (block * kKvBlock + row + 4 * i < n_keys)
-            copy_16(at_row, from + i * 4 * kHeadCols);
-          else
-            *reinterpret_cast<uint4*>(shared_at(at_row)) = make_uint4(0, 0, 0, 0);
+          copy_16_or_zero(at_row, from + i * 4 * kHeadCols, block * kKvBlock + row + 4 * i < n_keys);
         }
       }
-      copies_commit();
-      if (issued == 0) {
-        copies_wait<1>();
-        async_proxy_fence();
-        barrier_arrive(q_full);
-      }
-      if (++issued > kLag) {
-        copies_wait<kLag>();
-        async_proxy_fence();
-        barrier_arrive(ring.full_barrier((ring.buffer + kBuffers - kLag) % kBuffers));
-      }
+      barrier_arrive_after_copies(ring.full_barrier(ring.buffer));
       ring.advance();
     }
   }
-  copies_wait<0>();
-  async_proxy_fence();
-  for (int i = min(issued, kLag); i > 0; --i) barrier_arrive(ring.full_barrier((ring.buffer + kBuffers - i) % kBuffers));
 }
 
 // Scores of the warpgroup's 64 rows with the 64 keys of a tile.

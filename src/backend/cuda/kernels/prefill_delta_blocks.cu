@@ -85,6 +85,7 @@ __device__ __forceinline__ void solve(const float* a_transposed, float* t, int c
     float acc[16];
 #pragma unroll
     for (int r = 0; r < 16; ++r) acc[r] = first + r == column ? 1.0f : 0.0f;
+#pragma unroll 4
     for (int k = column / 32 * 32; k < first; ++k) {  // rows above the diagonal are zero
       const float x = t[k * kPitch + column];
       const auto* a = reinterpret_cast<const float4*>(a_transposed + k * kPitch + first);
@@ -374,8 +375,16 @@ __global__ void __launch_bounds__(128) output_kernel(const __grid_constant__ Del
                   {k_image, p.k + key_tile * kImageBytes, kImageBytes},
                   {shared_address(state), p.state + tile * kStateFragBytes, kStateFragBytes},
                   {shared_address(x_frags), p.x + tile * kImageBytes, kImageBytes}});
-  finish_copies();
   const int row[2] = {16 * warp + g, 16 * warp + g + 8};
+  uint32_t gates[2][16];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int64_t token = min(int64_t{block} * kDeltaBlock + row[half], int64_t{args.n_tokens} - 1);
+    const uint16_t* z = args.z + token * args.z_stride + head * kDim + 2 * t;
+#pragma unroll
+    for (int n = 0; n < 16; ++n) gates[half][n] = *reinterpret_cast<const uint32_t*>(z + 8 * n);
+  }
+  finish_copies();
   const float gamma_row[2] = {gamma[row[0]], gamma[row[1]]};
 
   float o[16][4] = {};
@@ -433,15 +442,14 @@ __global__ void __launch_bounds__(128) output_kernel(const __grid_constant__ Del
     squares += shuffle_xor(squares, 2);
     const float scale = 1.0f / sqrtf(squares / kDim + kEpsilon);
     if (token >= args.n_tokens) continue;
-    const uint16_t* z = args.z + token * args.z_stride + head * kDim;
     uint16_t* y = args.y + (token * args.n_value_heads + head) * kDim;
 #pragma unroll
     for (int n = 0; n < 16; ++n) {
       const int column = 8 * n + 2 * t;
-      const uint32_t gate = *reinterpret_cast<const uint32_t*>(z + column);
+      const uint32_t gate = gates[half][n];
       const float2 norm = *reinterpret_cast<const float2*>(args.norm + column);
-      *reinterpret_cast<uint32_t*>(y + column) = bf16_pair(o[n][2 * half] * scale * norm.x * silu(bf16_low(gate)),
-                                                           o[n][2 * half + 1] * scale * norm.y * silu(bf16_high(gate)));
+      *reinterpret_cast<uint32_t*>(y + column) = bf16_pair(o[n][2 * half] * scale * norm.x * silu_fast(bf16_low(gate)),
+                                                           o[n][2 * half + 1] * scale * norm.y * silu_fast(bf16_high(gate)));
     }
   }
 }

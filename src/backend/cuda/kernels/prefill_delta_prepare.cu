@@ -56,7 +56,7 @@ __device__ __forceinline__ void convolve(const DeltaParams& p, int head, int str
       float sum = 0;
 #pragma unroll
       for (int tap = 0; tap < 4; ++tap) sum = fmaf(w[c][tap], m[tap][c], sum);
-      y[i][c] = first + i < a.n_tokens ? silu(sum) : 0.0f;
+      y[i][c] = first + i < a.n_tokens ? silu_fast(sum) : 0.0f;
     }
   }
   const int block = first / kDeltaBlock;

@@ -26,7 +26,6 @@ namespace {
 namespace q4 = pack::mma_q4;
 
 constexpr int kStages = 6;
-constexpr int kLag = 3;  // row copies in flight before a stage is declared full
 constexpr int kConsumers = 256;
 constexpr int kProducers = 128;  // each of the 4 warps gathers 32 rows
 constexpr int kThreads = kConsumers + kProducers;
@@ -141,19 +140,19 @@ __device__ __forceinline__ void produce(const Params& p, Ring ring, int n_items,
   const int n_groups = p.n_cols / q4::kGroup;
   const uint32_t x_row_bytes = static_cast<uint32_t>(p.n_cols) * 2u;
   const auto* x = reinterpret_cast<const unsigned char*>(p.x);
-  int issued = 0;
   for (int index = static_cast<int>(blockIdx.x); index < n_items; index += static_cast<int>(gridDim.x)) {
     const Item item = find_item<kEpilogue>(p, index, blocks_per_expert);
-    // Lane l < 16 copies the record of warp l % 4, block l / 4 % 2, warpgroup l / 8.
-    int tile = item.first_tile + lane;
-    const std::byte* matrix = item.weights;
-    if constexpr (kEpilogue == Epilogue::swiglu) {
-      tile = item.first_tile + lane / 8 * 4 + lane % 4;
-      if (lane / 4 % 2) matrix = item.weights_up;
-    }
-    const bool copies_record = warp == 0 && lane < kSlots && tile * q4::kTileRows < item.n_outputs;
-    const std::byte* record = matrix + static_cast<size_t>(tile) * static_cast<size_t>(n_groups) * q4::kRecordBytes;
-    const uint32_t w_bytes = static_cast<uint32_t>(count_bits(warp_ballot(copies_record))) * q4::kRecordBytes;
+    // Slot l of a stage is the record of warp l % 4, block l / 4 % 2, warpgroup l / 8. Bulk copies leave a warp one by one,
+    // so each of the 4 warps sends 4: lane l the record of slot 4 warp + l.
+    const auto tile_of = [&](int slot) {
+      return kEpilogue == Epilogue::swiglu ? item.first_tile + slot / 8 * 4 + slot % 4 : item.first_tile + slot;
+    };
+    const auto exists = [&](int slot) { return tile_of(slot) * q4::kTileRows < item.n_outputs; };
+    const uint32_t w_bytes = static_cast<uint32_t>(count_bits(warp_ballot(lane < kSlots && exists(lane)))) * q4::kRecordBytes;
+    const int slot = kSlots / 4 * warp + lane % 4;
+    const bool copies_record = lane < kSlots / 4 && exists(slot);
+    const std::byte* record = (kEpilogue == Epilogue::swiglu && slot / 4 % 2 ? item.weights_up : item.weights) +
+                              static_cast<size_t>(tile_of(slot)) * static_cast<size_t>(n_groups) * q4::kRecordBytes;
     // Rows 32 warp + lane / 8 + 4 i; those past the end repeat the last one, and are not stored.
     const int first = 32 * warp + lane / 8;
     const int n_rounds = (item.n_rows + 15) / 16 * 4 - 8 * warp;
@@ -174,25 +173,17 @@ __device__ __forceinline__ void produce(const Params& p, Ring ring, int n_items,
       if (warp == 0 && lane == 0) barrier_arrive_expect(full, w_bytes);
       warp_sync();
       if (copies_record) {
-        copy_bulk(to + kXBytes + static_cast<uint32_t>(lane) * q4::kRecordBytes, record, q4::kRecordBytes, full);
+        copy_bulk(to + kXBytes + static_cast<uint32_t>(slot) * q4::kRecordBytes, record, q4::kRecordBytes, full);
         record += q4::kRecordBytes;
       }
       const unsigned char* from = x + static_cast<size_t>(g) * kRowBytes;
 #pragma unroll
       for (int i = 0; i < kRounds; ++i)
         if (i < n_rounds) copy_16(swizzled(to, first + 4 * i, lane % 8), from + offset[i]);
-      copies_commit();
-      if (++issued > kLag) {
-        copies_wait<kLag>();
-        async_proxy_fence();
-        barrier_arrive(ring.full_barrier((ring.stage + kStages - kLag) % kStages));
-      }
+      barrier_arrive_after_copies(full);
       ring.advance();
     }
   }
-  copies_wait<0>();
-  async_proxy_fence();
-  for (int i = min(issued, kLag); i > 0; --i) barrier_arrive(ring.full_barrier((ring.stage + kStages - i) % kStages));
 }
 
 // The lane's A fragment of 16 columns: registers 0, 2 are row g, 1, 3 row g + 8.
@@ -208,41 +199,62 @@ __device__ __forceinline__ uint32_t word_of(const uint4& v, int i) {
   return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
+// A lane's codes, scales and biases of one stage, for both blocks of its warpgroup.
+struct StageWeights {
+  uint4 codes[2];
+  uint2 scales[2];
+};
+__device__ __forceinline__ StageWeights load_weights(const unsigned char* shared_base, int stage) {
+  const unsigned warp = threadIdx.x / 32, lane = lane_id();
+  const unsigned char* records = shared_base + static_cast<uint32_t>(stage) * kStageBytes + kXBytes + (warp / 4 * 8 + warp % 4) * q4::kRecordBytes;
+  StageWeights w;
+#pragma unroll
+  for (int block = 0; block < 2; ++block) {
+    const unsigned char* record = records + block * 4 * q4::kRecordBytes;
+    w.codes[block] = *reinterpret_cast<const uint4*>(record + lane * 16);
+    w.scales[block] = *reinterpret_cast<const uint2*>(record + q4::kCodeBytes + lane / 4 * 8);
+  }
+  return w;
+}
+
 template <int kN>
 __device__ __forceinline__ void multiply(float (&acc)[2][64], Ring& ring, const unsigned char* shared_base, int n_groups) {
-  const unsigned warp = threadIdx.x / 32, lane = lane_id();
-  const unsigned slot = warp / 4 * 8 + warp % 4;
+  const unsigned lane = lane_id();
   uint32_t a[2][2][4];
+  barrier_wait(ring.full_barrier(ring.stage), ring.parity);
+  async_proxy_fence();  // the rows came by cp.async
+  StageWeights next = load_weights(shared_base, ring.stage);
   int previous = 0;
   for (int g = 0; g < n_groups; ++g) {
-    barrier_wait(ring.full_barrier(ring.stage), ring.parity);
-    const unsigned char* records =
-        shared_base + static_cast<uint32_t>(ring.stage) * kStageBytes + kXBytes + slot * q4::kRecordBytes;
-    uint4 codes[2];
+    const StageWeights w = next;
     uint32_t scale[2][2], bias[2][2];
 #pragma unroll
     for (int block = 0; block < 2; ++block) {
-      const unsigned char* record = records + block * 4 * q4::kRecordBytes;
-      codes[block] = *reinterpret_cast<const uint4*>(record + lane * 16);
-      const uint2 pair = *reinterpret_cast<const uint2*>(record + q4::kCodeBytes + lane / 4 * 8);
+      const uint2 pair = w.scales[block];
       scale[block][0] = pick_halves(pair.x, pair.x, false), bias[block][0] = pick_halves(pair.x, pair.x, true);
       scale[block][1] = pick_halves(pair.y, pair.y, false), bias[block][1] = pick_halves(pair.y, pair.y, true);
     }
+    const int stage = ring.stage;
     const uint64_t x = k_major_descriptor(ring.stage_address());
+    ring.advance();
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
       uint32_t(&now)[2][4] = a[step % 2];
 #pragma unroll
-      for (int block = 0; block < 2; ++block) dequantise(now[block], word_of(codes[block], step), scale[block], bias[block]);
+      for (int block = 0; block < 2; ++block) dequantise(now[block], word_of(w.codes[block], step), scale[block], bias[block]);
       wgmma_fence();
       Wgmma<kN>::rs(acc[0], now[0], x + 2u * static_cast<unsigned>(step), g | step);
       Wgmma<kN>::rs(acc[1], now[1], x + 2u * static_cast<unsigned>(step), g | step);
       wgmma_commit();
+      if (step == 2 && g + 1 < n_groups) {  // under the products in flight
+        barrier_wait(ring.full_barrier(ring.stage), ring.parity);
+        async_proxy_fence();
+        next = load_weights(shared_base, ring.stage);
+      }
       wgmma_wait<1>();  // the other half of `a` is free, and the stage before this one is read
       if (step == 0 && g > 0 && lane == 0) barrier_arrive(ring.empty_barrier(previous));
     }
-    previous = ring.stage;
-    ring.advance();
+    previous = stage;
   }
   wgmma_wait<0>();
 #pragma unroll

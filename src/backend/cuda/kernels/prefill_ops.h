@@ -62,12 +62,22 @@ __device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, uint32_
 __device__ __forceinline__ void copy_16(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
+// Writes 16 zero bytes where !valid; `from` is then not read.
+__device__ __forceinline__ void copy_16_or_zero(uint32_t to, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
+}
+// This thread's arrival at the barrier, once its copies so far have landed.
+__device__ __forceinline__ void barrier_arrive_after_copies(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
 __device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kPending>
 __device__ __forceinline__ void copies_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
-// Makes this thread's ordinary shared-memory writes visible to wgmma and the bulk copy engine.
+// Orders what this thread wrote or saw written to shared memory by ordinary instructions before later accesses by wgmma
+// and the bulk copy engine. It waits for the thread's own copies in flight, so it belongs where they are read: a producer
+// that executed it for each stage would serialise its copies.
 __device__ __forceinline__ void async_proxy_fence() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -131,7 +141,12 @@ __device__ __forceinline__ float exp2_fast(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-__device__ __forceinline__ void sincos_exact(float x, float* s, float* c) { sincosf(x, s, c); }
+// x / (1 + exp(-x)) by the hardware's exponential and reciprocal: 2^-20 relative, far under the bf16 that follows.
+__device__ __forceinline__ float silu_fast(float x) {
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(1.0f + exp2_fast(-1.4426950408889634f * x)));
+  return x * r;
+}
 
 // ---- integers across a warp
 __device__ __forceinline__ uint32_t warp_max_bits(uint32_t x) { return __reduce_max_sync(~0u, x); }

@@ -72,6 +72,13 @@ inline void copy_16(uint32_t to, const void* from) {
   if (to % 16 || reinterpret_cast<uintptr_t>(from) % 16) abort();
   memcpy(shared_pointer(to), from, 16);
 }
+inline void copy_16_or_zero(uint32_t to, const void* from, bool valid) {
+  if (valid)
+    copy_16(to, from);
+  else
+    memset(shared_at(to), 0, 16);
+}
+inline void barrier_arrive_after_copies(uint32_t barrier) { barrier_arrive(barrier); }
 inline void copies_commit() {}
 template <int kPending>
 inline void copies_wait() {}
@@ -186,7 +193,7 @@ inline uint32_t bf16x2_fma(uint32_t a, uint32_t b, uint32_t c) {
 }
 inline uint32_t bf16x2_subtract_128(uint32_t x) { return bf16x2_fma(x, 0x3f803f80u, 0xc300c300u); }
 inline float exp2_fast(float x) { return exp2f(x); }
-inline void sincos_exact(float x, float* s, float* c) { *s = sinf(x), *c = cosf(x); }
+inline float silu_fast(float x) { return x / (1.0f + expf(-x)); }
 
 inline uint32_t warp_max_bits(uint32_t x) {
   for (unsigned m = 16; m; m >>= 1) x = std::max(x, shuffle_xor(x, m));
