@@ -216,9 +216,9 @@ struct Bench {
       linear("out projection", mixed, n, 4096, {{l.out, kHidden, x, kHidden}}, LinearOutput::residual, x);
       profile.run("norm", [&] { rms_norm_prefill(x, l.post_norm, u, n, kHidden, nullptr); });
       profile.run("router", [&] { router_q8_prefill({u, n, kHidden, kExperts, l.router, l.shared_gate, chosen, chosen_weight, shared_weight, nullptr}, nullptr); });
-      profile.run("grouping", [&] { group_by_expert_prefill({chosen, chosen_weight, shared_weight, n, kExperts, true, expert_rows, token_of_row, row_weight, row_of_choice, tiles, n_tiles}, nullptr); });
-      profile.run("gate_up", [&] { experts_gate_up_q4_prefill({tiles, n_tiles, kExperts, u, token_of_row, row_weight, l.gate, l.up, l.s_gate, l.s_up, kWidth, kHidden, act}, n_sm, nullptr); });
-      profile.run("down", [&] { experts_down_q4_prefill({tiles, n_tiles, kExperts, act, nullptr, nullptr, l.down, nullptr, l.s_down, nullptr, kHidden, kWidth, y}, n_sm, nullptr); });
+      profile.run("grouping", [&] { group_by_expert_prefill({chosen, chosen_weight, shared_weight, n, kExperts, true, expert_rows, token_of_row, row_weight, row_of_choice, tiles, n_tiles, expert_tile_rows(n, kExperts)}, nullptr); });
+      profile.run("gate_up", [&] { experts_gate_up_q4_prefill({tiles, n_tiles, kExperts, u, token_of_row, row_weight, l.gate, l.up, l.s_gate, l.s_up, kWidth, kHidden, act, expert_tile_rows(n, kExperts)}, n_sm, nullptr); });
+      profile.run("down", [&] { experts_down_q4_prefill({tiles, n_tiles, kExperts, act, nullptr, nullptr, l.down, nullptr, l.s_down, nullptr, kHidden, kWidth, y, expert_tile_rows(n, kExperts)}, n_sm, nullptr); });
       if (profile.on) count_load(n);
       const float* next = i + 1 < layers.size() ? layers[i + 1].input_norm : final_norm;
       profile.run("combine", [&] { combine_experts_prefill({y, y + size_t{8} * static_cast<size_t>(n) * kHidden, row_of_choice, x, n, kHidden, x, next, u}, nullptr); });

@@ -15,12 +15,18 @@
 namespace lily::cuda {
 
 inline constexpr int kMaxTileTokens = 128;
+inline constexpr int kFewTileTokens = 32;
+
+// Most rows of an expert's tile: 32 while experts have about that many, 128 above.
+constexpr int expert_tile_rows(int n_tokens, int n_experts) {
+  return n_tokens * 8 <= 24 * n_experts ? kFewTileTokens : kMaxTileTokens;
+}
 
 // A run of rows of the expert-ordered list that one matrix tile handles.
 struct ExpertTile {
   int32_t expert;     // n_experts: the shared expert
   int32_t first_row;  // in expert order
-  int32_t n_rows;     // 1 .. kMaxTileTokens
+  int32_t n_rows;     // 1 .. tile_rows
 };
 
 // One weight matrix of a dense product and where its outputs go.
@@ -72,6 +78,7 @@ struct ExpertArgs {
   int n_rows;     // outputs of one matrix: width (gate_up) or hidden (down)
   int n_cols;     // hidden (gate_up) or width (down)
   uint16_t* out;  // act [rows, width], or y [rows, hidden]
+  int tile_rows = kMaxTileTokens;  // most rows of a tile: as given to group_by_expert_prefill
 };
 void experts_gate_up_q4_prefill(const ExpertArgs& args, int n_multiprocessors, cudaStream_t stream);
 void experts_down_q4_prefill(const ExpertArgs& args, int n_multiprocessors, cudaStream_t stream);

@@ -35,9 +35,11 @@ struct RouterArgs {
 };
 void router_q8_prefill(const RouterArgs& args, cudaStream_t stream);
 
-// Largest number of tiles that n_tokens can need, for sizing `tiles`.
+// Largest number of tiles that up to n_tokens can need, for sizing `tiles`.
 constexpr int max_expert_tiles(int n_tokens, int n_experts) {
-  return n_experts + (kRouted + 1) * n_tokens / kMaxTileTokens + 1;
+  const int with_few = n_tokens < 3 * n_experts ? n_tokens : 3 * n_experts;  // expert_tile_rows
+  const int few = (kRouted + 1) * with_few / kFewTileTokens, many = (kRouted + 1) * n_tokens / kMaxTileTokens;
+  return n_experts + 1 + (few > many ? few : many) + 1;
 }
 
 struct GroupArgs {
@@ -52,6 +54,7 @@ struct GroupArgs {
   int32_t* row_of_choice;  // out [n_tokens, 8]: the inverse
   ExpertTile* tiles;       // out [max_expert_tiles]: experts with most rows first
   int32_t* n_tiles;        // out [1]
+  int tile_rows = kMaxTileTokens;  // most rows of a tile: expert_tile_rows
 };
 // Two kernels: a histogram, then one block an expert that lists its rows, and one more that lists the tiles.
 void group_by_expert_prefill(const GroupArgs& args, cudaStream_t stream);

@@ -103,15 +103,18 @@ struct Load {
 };
 class Experts : public ::testing::TestWithParam<Load> {};
 
-TEST_P(Experts, GateUpThenDown) {
-  const Load& load = GetParam();
+void gate_up_then_down(const Load& load, int tile_rows);
+TEST_P(Experts, GateUpThenDownInLargeTiles) { gate_up_then_down(GetParam(), kMaxTileTokens); }
+TEST_P(Experts, GateUpThenDownInSmallTiles) { gate_up_then_down(GetParam(), kFewTileTokens); }
+
+void gate_up_then_down(const Load& load, int tile_rows) {
   Random random(5 + static_cast<uint64_t>(load.n_tokens));
   const auto x = random.normals(static_cast<size_t>(load.n_tokens) * load.hidden);
   std::vector<ExpertTile> tiles;
   std::vector<int32_t> tokens, expert_of;
   const auto add = [&](int expert, int n, bool identity) {
     for (int done = 0; done < n;) {
-      const int rows = std::min({n - done, kMaxTileTokens, 1 + random.below(kMaxTileTokens)});
+      const int rows = std::min({n - done, tile_rows, 1 + random.below(tile_rows)});
       tiles.push_back({expert, static_cast<int32_t>(tokens.size()), rows});
       for (int i = 0; i < rows; ++i) {
         tokens.push_back(identity ? done + i : random.below(load.n_tokens));
@@ -144,7 +147,7 @@ TEST_P(Experts, GateUpThenDown) {
   const size_t stride = gate[0].packed.size(), last = stride * load.n_experts;
   experts_gate_up_q4_prefill({device_tiles.get(), n_tiles.get(), load.n_experts, device_x.get(), device_tokens.get(),
                               device_weight.get(), device_gate.get(), device_up.get(), device_gate.get() + last,
-                              device_up.get() + last, load.width, load.hidden, act.get()},
+                              device_up.get() + last, load.width, load.hidden, act.get(), tile_rows},
                              kMultiprocessors, nullptr);
   finish();
   const auto act_bits = act.download();
@@ -165,7 +168,7 @@ TEST_P(Experts, GateUpThenDown) {
   expect_close(values(act_bits), want, kBf16Epsilon, error, load.width, "gate_up");
   experts_down_q4_prefill({device_tiles.get(), n_tiles.get(), load.n_experts, act.get(), nullptr, nullptr,
                            device_down.get(), nullptr, device_down.get() + down[0].packed.size() * load.n_experts, nullptr,
-                           load.hidden, load.width, y.get()},
+                           load.hidden, load.width, y.get(), tile_rows},
                           kMultiprocessors, nullptr);
   finish();
   want.clear(), error.clear();

@@ -124,7 +124,7 @@ TEST_P(Grouping, ListsEveryRowOnceInOrder) {
   DeviceArray<float> row_weight(n_rows);
   DeviceArray<ExpertTile> tiles(static_cast<size_t>(max_expert_tiles(n, n_experts)));
   group_by_expert_prefill({d_chosen.get(), d_weight.get(), d_shared.get(), n, n_experts, true, expert_rows.get(), token_of_row.get(),
-                           row_weight.get(), row_of_choice.get(), tiles.get(), n_tiles.get()}, nullptr);
+                           row_weight.get(), row_of_choice.get(), tiles.get(), n_tiles.get(), expert_tile_rows(n, n_experts)}, nullptr);
   finish();
   std::vector<int32_t> want_token, want_inverse(chosen.size()), want_rows;
   std::vector<float> want_weight;
@@ -150,7 +150,7 @@ TEST_P(Grouping, ListsEveryRowOnceInOrder) {
   want_rows.push_back(n);
   for (int i = 0; i < count; ++i) {
     ASSERT_GE(list[i].n_rows, 1);
-    ASSERT_LE(list[i].n_rows, kMaxTileTokens);
+    ASSERT_LE(list[i].n_rows, expert_tile_rows(n, n_experts));
     if (i > 0) {
       EXPECT_GE(want_rows[list[i - 1].expert], want_rows[list[i].expert]) << "heavy experts come first";
     }

@@ -27,19 +27,28 @@ namespace q4 = pack::mma_q4;
 
 constexpr int kStages = 6;
 constexpr int kConsumers = 256;
-constexpr int kProducers = 128;  // each of the 4 warps gathers 32 rows
+constexpr int kProducers = 128;  // each of the 4 warps gathers a quarter of the rows
 constexpr int kThreads = kConsumers + kProducers;
-constexpr int kConsumerRegisters = 232, kProducerRegisters = 40;  // of 168 a thread at entry
 constexpr int kSlots = 16;  // records a stage
 constexpr uint32_t kRowBytes = q4::kGroup * 2;
-constexpr uint32_t kXBytes = kMaxTileTokens * kRowBytes;
-constexpr uint32_t kStageBytes = kXBytes + kSlots * q4::kRecordBytes;
 constexpr int kItemOutputs = 256;
 constexpr uint32_t kOutPitch = kItemOutputs * 2 + 16;  // bytes; 16 more keep the transposing stores free of conflicts
-constexpr uint32_t kOutBytes = kMaxTileTokens * kOutPitch;
 constexpr uint32_t kBarrierBytes = 2 * kStages * 8;
-constexpr uint32_t kSharedBytes = kStages * kStageBytes + kOutBytes + kBarrierBytes + 1024;
-static_assert(kStageBytes % 1024 == 0 && kSharedBytes <= 227 * 1024);
+
+// What depends on the most rows a tile may have. With few, two blocks share an SM: one turns codes into operands while the
+// other waits, which is what counts when each expert has a handful of rows.
+template <int kTile>
+struct Layout {
+  static constexpr uint32_t kXBytes = kTile * kRowBytes;
+  static constexpr uint32_t kStageBytes = kXBytes + kSlots * q4::kRecordBytes;
+  static constexpr uint32_t kOutBytes = kTile * kOutPitch;
+  static constexpr uint32_t kSharedBytes = kStages * kStageBytes + kOutBytes + kBarrierBytes + 1024;
+  static constexpr int kBlocksPerSm = kTile == kMaxTileTokens ? 1 : 2;
+  // Of 168 or 80 a thread at entry.
+  static constexpr int kConsumerRegisters = kBlocksPerSm == 1 ? 232 : 104;
+  static constexpr int kProducerRegisters = kBlocksPerSm == 1 ? 40 : 32;
+  static_assert(kStageBytes % 1024 == 0 && kBlocksPerSm * kSharedBytes <= 227 * 1024);
+};
 
 enum class Epilogue { bf16, residual, floats, swiglu };
 
@@ -118,7 +127,9 @@ __device__ __forceinline__ Item find_item(const Params& p, int index, int blocks
   return item;
 }
 
+template <int kTile>
 struct Ring {
+  static constexpr uint32_t kStageBytes = Layout<kTile>::kStageBytes;
   uint32_t base;  // shared address of stage 0
   uint32_t full, empty;
   int stage = 0;
@@ -132,11 +143,11 @@ struct Ring {
   }
 };
 
-template <Epilogue kEpilogue>
-__device__ __forceinline__ void produce(const Params& p, Ring ring, int n_items, int blocks_per_expert) {
+template <Epilogue kEpilogue, int kTile>
+__device__ __forceinline__ void produce(const Params& p, Ring<kTile> ring, int n_items, int blocks_per_expert) {
   const int lane = static_cast<int>(lane_id());
   const int warp = static_cast<int>(threadIdx.x - kConsumers) / 32;
-  constexpr int kRounds = kMaxTileTokens / 4 / 4;
+  constexpr int kRounds = kTile / 4 / 4;
   const int n_groups = p.n_cols / q4::kGroup;
   const uint32_t x_row_bytes = static_cast<uint32_t>(p.n_cols) * 2u;
   const auto* x = reinterpret_cast<const unsigned char*>(p.x);
@@ -153,9 +164,9 @@ __device__ __forceinline__ void produce(const Params& p, Ring ring, int n_items,
     const bool copies_record = lane < kSlots / 4 && exists(slot);
     const std::byte* record = (kEpilogue == Epilogue::swiglu && slot / 4 % 2 ? item.weights_up : item.weights) +
                               static_cast<size_t>(tile_of(slot)) * static_cast<size_t>(n_groups) * q4::kRecordBytes;
-    // Rows 32 warp + lane / 8 + 4 i; those past the end repeat the last one, and are not stored.
-    const int first = 32 * warp + lane / 8;
-    const int n_rounds = (item.n_rows + 15) / 16 * 4 - 8 * warp;
+    // Rows kTile / 4 warp + lane / 8 + 4 i; those past the end repeat the last one, and are not stored.
+    const int first = kTile / 4 * warp + lane / 8;
+    const int n_rounds = (item.n_rows + 15) / 16 * 4 - kRounds * warp;
     uint32_t offset[kRounds];
 #pragma unroll
     for (int i = 0; i < kRounds; ++i) {
@@ -173,7 +184,7 @@ __device__ __forceinline__ void produce(const Params& p, Ring ring, int n_items,
       if (warp == 0 && lane == 0) barrier_arrive_expect(full, w_bytes);
       warp_sync();
       if (copies_record) {
-        copy_bulk(to + kXBytes + static_cast<uint32_t>(slot) * q4::kRecordBytes, record, q4::kRecordBytes, full);
+        copy_bulk(to + Layout<kTile>::kXBytes + static_cast<uint32_t>(slot) * q4::kRecordBytes, record, q4::kRecordBytes, full);
         record += q4::kRecordBytes;
       }
       const unsigned char* from = x + static_cast<size_t>(g) * kRowBytes;
@@ -204,9 +215,10 @@ struct StageWeights {
   uint4 codes[2];
   uint2 scales[2];
 };
+template <int kTile>
 __device__ __forceinline__ StageWeights load_weights(const unsigned char* shared_base, int stage) {
   const unsigned warp = threadIdx.x / 32, lane = lane_id();
-  const unsigned char* records = shared_base + static_cast<uint32_t>(stage) * kStageBytes + kXBytes + (warp / 4 * 8 + warp % 4) * q4::kRecordBytes;
+  const unsigned char* records = shared_base + static_cast<uint32_t>(stage) * Layout<kTile>::kStageBytes + Layout<kTile>::kXBytes + (warp / 4 * 8 + warp % 4) * q4::kRecordBytes;
   StageWeights w;
 #pragma unroll
   for (int block = 0; block < 2; ++block) {
@@ -217,13 +229,13 @@ __device__ __forceinline__ StageWeights load_weights(const unsigned char* shared
   return w;
 }
 
-template <int kN>
-__device__ __forceinline__ void multiply(float (&acc)[2][64], Ring& ring, const unsigned char* shared_base, int n_groups) {
+template <int kN, int kTile>
+__device__ __forceinline__ void multiply(float (&acc)[2][kTile / 2], Ring<kTile>& ring, const unsigned char* shared_base, int n_groups) {
   const unsigned lane = lane_id();
   uint32_t a[2][2][4];
   barrier_wait(ring.full_barrier(ring.stage), ring.parity);
   async_proxy_fence();  // the rows came by cp.async
-  StageWeights next = load_weights(shared_base, ring.stage);
+  StageWeights next = load_weights<kTile>(shared_base, ring.stage);
   int previous = 0;
   for (int g = 0; g < n_groups; ++g) {
     const StageWeights w = next;
@@ -249,7 +261,7 @@ __device__ __forceinline__ void multiply(float (&acc)[2][64], Ring& ring, const 
       if (step == 2 && g + 1 < n_groups) {  // under the products in flight
         barrier_wait(ring.full_barrier(ring.stage), ring.parity);
         async_proxy_fence();
-        next = load_weights(shared_base, ring.stage);
+        next = load_weights<kTile>(shared_base, ring.stage);
       }
       wgmma_wait<1>();  // the other half of `a` is free, and the stage before this one is read
       if (step == 0 && g > 0 && lane == 0) barrier_arrive(ring.empty_barrier(previous));
@@ -268,8 +280,8 @@ constexpr int kConsumerBarrier = 1;
 
 // Accumulators to memory. bf16 outputs are transposed through shared memory: a lane holds neighbouring rows of one
 // output, memory wants neighbouring outputs of one row.
-template <Epilogue kEpilogue, int kN>
-__device__ __forceinline__ void store(const Params& p, const Item& item, float (&acc)[2][64], unsigned char* staging) {
+template <Epilogue kEpilogue, int kN, int kTile>
+__device__ __forceinline__ void store(const Params& p, const Item& item, float (&acc)[2][kTile / 2], unsigned char* staging) {
   const unsigned warp = threadIdx.x / 32, lane = lane_id(), g = lane / 4, t = lane % 4;
   const unsigned group = warp / 4, member = warp % 4;
   if constexpr (kEpilogue == Epilogue::floats) {
@@ -338,21 +350,21 @@ __device__ __forceinline__ void store(const Params& p, const Item& item, float (
   }
 }
 
-template <Epilogue kEpilogue, int kN>
-__device__ __forceinline__ void consume_item(const Params& p, const Item& item, Ring& ring, unsigned char* base,
+template <Epilogue kEpilogue, int kN, int kTile>
+__device__ __forceinline__ void consume_item(const Params& p, const Item& item, Ring<kTile>& ring, unsigned char* base,
                                              unsigned char* staging) {
-  float acc[2][64];
-  multiply<kN>(acc, ring, base, p.n_cols / q4::kGroup);
-  store<kEpilogue, kN>(p, item, acc, staging);
+  float acc[2][kTile / 2];
+  multiply<kN, kTile>(acc, ring, base, p.n_cols / q4::kGroup);
+  store<kEpilogue, kN, kTile>(p, item, acc, staging);
 }
 
-template <Epilogue kEpilogue>
-__global__ void __launch_bounds__(kThreads, 1) linear_q4_kernel(const __grid_constant__ Params p) {
+template <Epilogue kEpilogue, int kTile>
+__global__ void __launch_bounds__(kThreads, Layout<kTile>::kBlocksPerSm) linear_q4_kernel(const __grid_constant__ Params p) {
   unsigned char* base = aligned_shared_memory();
-  unsigned char* staging = base + kStages * kStageBytes;
-  Ring ring;
+  unsigned char* staging = base + kStages * Layout<kTile>::kStageBytes;
+  Ring<kTile> ring;
   ring.base = shared_address(base);
-  ring.full = shared_address(staging + kOutBytes);
+  ring.full = shared_address(staging + Layout<kTile>::kOutBytes);
   ring.empty = ring.full + 8 * kStages;
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
@@ -367,28 +379,46 @@ __global__ void __launch_bounds__(kThreads, 1) linear_q4_kernel(const __grid_con
   const int blocks_per_expert = (p.segments[0].n_rows + item_tiles<kEpilogue>() * 16 - 1) / (item_tiles<kEpilogue>() * 16);
   const int n_items = count_items(p, blocks_per_expert);
   if (threadIdx.x >= kConsumers) {
-    registers_release<kProducerRegisters>();
-    produce<kEpilogue>(p, ring, n_items, blocks_per_expert);
+    registers_release<Layout<kTile>::kProducerRegisters>();
+    produce<kEpilogue, kTile>(p, ring, n_items, blocks_per_expert);
   } else {
-    registers_claim<kConsumerRegisters>();
+    registers_claim<Layout<kTile>::kConsumerRegisters>();
     for (int index = static_cast<int>(blockIdx.x); index < n_items; index += static_cast<int>(gridDim.x)) {
-    const Item item = find_item<kEpilogue>(p, index, blocks_per_expert);
-    switch ((item.n_rows + 15) / 16) {  // 7 takes 128: one variant more and ptxas serialises them all
-      case 1: consume_item<kEpilogue, 16>(p, item, ring, base, staging); break;
-      case 2: consume_item<kEpilogue, 32>(p, item, ring, base, staging); break;
-      case 3: consume_item<kEpilogue, 48>(p, item, ring, base, staging); break;
-      case 4: consume_item<kEpilogue, 64>(p, item, ring, base, staging); break;
-      case 5: consume_item<kEpilogue, 80>(p, item, ring, base, staging); break;
-      case 6: consume_item<kEpilogue, 96>(p, item, ring, base, staging); break;
-      default: consume_item<kEpilogue, 128>(p, item, ring, base, staging); break;
+      const Item item = find_item<kEpilogue>(p, index, blocks_per_expert);
+      const int sixteens = (item.n_rows + 15) / 16;
+      if constexpr (kTile == kFewTileTokens) {
+        if (sixteens == 1)
+          consume_item<kEpilogue, 16, kTile>(p, item, ring, base, staging);
+        else
+          consume_item<kEpilogue, 32, kTile>(p, item, ring, base, staging);
+      } else {
+        switch (sixteens) {  // 7 takes 128: one variant more and ptxas serialises them all
+          case 1: consume_item<kEpilogue, 16, kTile>(p, item, ring, base, staging); break;
+          case 2: consume_item<kEpilogue, 32, kTile>(p, item, ring, base, staging); break;
+          case 3: consume_item<kEpilogue, 48, kTile>(p, item, ring, base, staging); break;
+          case 4: consume_item<kEpilogue, 64, kTile>(p, item, ring, base, staging); break;
+          case 5: consume_item<kEpilogue, 80, kTile>(p, item, ring, base, staging); break;
+          case 6: consume_item<kEpilogue, 96, kTile>(p, item, ring, base, staging); break;
+          default: consume_item<kEpilogue, 128, kTile>(p, item, ring, base, staging); break;
+        }
+      }
     }
-  }
   }
 }
 
-template <Epilogue kEpilogue>
+template <Epilogue kEpilogue, int kTile = kMaxTileTokens>
 void start(const Params& p, int n_blocks, cudaStream_t stream) {
-  launch(linear_q4_kernel<kEpilogue>, p, LaunchShape{dim3(static_cast<unsigned>(n_blocks)), kThreads, kSharedBytes}, stream);
+  launch(linear_q4_kernel<kEpilogue, kTile>, p,
+         LaunchShape{dim3(static_cast<unsigned>(n_blocks)), kThreads, Layout<kTile>::kSharedBytes}, stream);
+}
+
+template <Epilogue kEpilogue>
+void start_experts(const Params& p, int tile_rows, int n_multiprocessors, cudaStream_t stream) {
+  require(tile_rows == kMaxTileTokens || tile_rows == kFewTileTokens, "experts: tiles of 32 or 128 rows");
+  if (tile_rows == kFewTileTokens)
+    start<kEpilogue, kFewTileTokens>(p, 2 * n_multiprocessors, stream);
+  else
+    start<kEpilogue>(p, n_multiprocessors, stream);
 }
 
 // Rows a tile so that the last wave of blocks is as full as may be: waves * (time of a tile), where a tile costs its
@@ -454,12 +484,12 @@ void linear_q4_prefill(const LinearArgs& args, int n_multiprocessors, cudaStream
 
 void experts_gate_up_q4_prefill(const ExpertArgs& args, int n_multiprocessors, cudaStream_t stream) {
   require(args.n_rows % 128 == 0 && args.n_cols % q4::kGroup == 0, "experts: width in 128s, hidden in 64s");
-  start<Epilogue::swiglu>(expert_params(args), n_multiprocessors, stream);
+  start_experts<Epilogue::swiglu>(expert_params(args), args.tile_rows, n_multiprocessors, stream);
 }
 
 void experts_down_q4_prefill(const ExpertArgs& args, int n_multiprocessors, cudaStream_t stream) {
   require(args.n_rows % 8 == 0 && args.n_cols % q4::kGroup == 0, "experts: hidden in 8s, width in 64s");
-  start<Epilogue::bf16>(expert_params(args), n_multiprocessors, stream);
+  start_experts<Epilogue::bf16>(expert_params(args), args.tile_rows, n_multiprocessors, stream);
 }
 
 }  // namespace lily::cuda

@@ -48,6 +48,21 @@ __device__ __forceinline__ void load_rows(const RouterArgs& p, int first_token, 
   }
 }
 
+// Up to eight bf16, and the first of them, which then moves out.
+__device__ __forceinline__ uint4 load_eight(const uint16_t* from, int n) {
+  if (n >= 8 && reinterpret_cast<uintptr_t>(from) % 16 == 0) return *reinterpret_cast<const uint4*>(from);
+  const auto pair = [&](int i) {
+    return (i < n ? uint32_t{from[i]} : 0u) | (i + 1 < n ? uint32_t{from[i + 1]} : 0u) << 16;
+  };
+  return make_uint4(pair(0), pair(2), pair(4), pair(6));
+}
+__device__ __forceinline__ float take_first(uint4& eight) {
+  const float x = bf16_low(eight.x);
+  eight.x = eight.x >> 16 | eight.y << 16, eight.y = eight.y >> 16 | eight.z << 16;
+  eight.z = eight.z >> 16 | eight.w << 16, eight.w >>= 16;
+  return x;
+}
+
 // Logits of 16 rows of w x 8 kTiles tokens into shared memory; rows from n_rows on are not read and not written.
 template <int kTiles>
 __device__ __forceinline__ void multiply_rows(const RouterArgs& p, const Q8Matrix& w, int first_row, int n_rows,
@@ -65,7 +80,7 @@ __device__ __forceinline__ void multiply_rows(const RouterArgs& p, const Q8Matri
     biases[h] = w.biases + row * static_cast<size_t>(n_groups);
   }
   float acc[kTiles][4] = {};
-  uint4 next[2];
+  uint4 next[2], scale_bits[2], bias_bits[2];  // scales and biases of 8 groups at a time
 #pragma unroll
   for (int h = 0; h < 2; ++h) next[h] = *reinterpret_cast<const uint4*>(codes[h]);
   for (int group = 0; group < n_groups; ++group) {
@@ -74,7 +89,8 @@ __device__ __forceinline__ void multiply_rows(const RouterArgs& p, const Q8Matri
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       if (group + 1 < n_groups) next[h] = *reinterpret_cast<const uint4*>(codes[h] + (group + 1) * kGroup);
-      scale[h] = bf16_value(scales[h][group]), bias[h] = bf16_value(biases[h][group]);
+      if (group % 8 == 0) scale_bits[h] = load_eight(scales[h] + group, n_groups - group), bias_bits[h] = load_eight(biases[h] + group, n_groups - group);
+      scale[h] = take_first(scale_bits[h]), bias[h] = take_first(bias_bits[h]);
     }
     float products[kTiles][4] = {};
 #pragma unroll
@@ -245,9 +261,7 @@ __device__ __forceinline__ void list_rows(const GroupArgs& p, int expert, int* p
   }
 }
 
-// Tiles of n rows: as few as kMaxTileTokens allows, of even size rounded up to 16.
-__device__ __forceinline__ int tiles_of(int n) { return (n + kMaxTileTokens - 1) / kMaxTileTokens; }
-
+// Tiles of an expert: as few as tile_rows allows, of even size rounded up to 16.
 __device__ __forceinline__ void list_tiles(const GroupArgs& p, int* partial) {
   int* rows = partial + 32;            // [n_all] rows of each expert
   int* first = rows + kMaxExperts + 1;   // [n_all] its first row
@@ -275,7 +289,7 @@ __device__ __forceinline__ void list_tiles(const GroupArgs& p, int* partial) {
     const int rank = base + static_cast<int>(threadIdx.x);
     const int e = rank < n_all ? order[rank] : 0;
     const int n = rank < n_all ? rows[e] : 0;
-    const int n_tiles = tiles_of(n);
+    const int n_tiles = (n + p.tile_rows - 1) / p.tile_rows;
     int total;
     const int before = scan_block(n_tiles, &total, partial);
     if (n_tiles > 0) {
