@@ -1,6 +1,8 @@
 # Thin front of CMake; README.md explains. Everything lands in build/.
 JOBS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
 RELEASE := build/release
+# The CUDA backend takes minutes to compile: it is built where there is a GPU to run it. CUDA=ON builds it anyway.
+CUDA ?= $(if $(wildcard /dev/nvidia0),AUTO,OFF)
 SLOW_LABELS := slow|device-metal|device-cuda|model
 
 .PHONY: run build test test-all bench format check ci-extra clean
@@ -10,7 +12,7 @@ run: build  ## installs what is missing, builds, and lets the bundled model answ
 
 build:  ## the program alone: build/release/lily
 	@scripts/deps build
-	@test -f $(RELEASE)/CMakeCache.txt || cmake --preset release -DLILY_TESTS=OFF -DLILY_EMULATOR=OFF
+	@test -f $(RELEASE)/CMakeCache.txt || cmake --preset release -DLILY_TESTS=OFF -DLILY_EMULATOR=OFF -DLILY_CUDA=$(CUDA)
 	@cmake --build $(RELEASE) -j $(JOBS) --target lily
 
 test: build-tests  ## installs what is missing, builds, and runs every test that needs no special hardware
@@ -22,7 +24,7 @@ test-all: build-tests  ## the slow tests too, and those of the devices that this
 .PHONY: build-tests
 build-tests:
 	@scripts/deps build test
-	@cmake --preset release -DLILY_TESTS=ON -DLILY_EMULATOR=ON
+	@cmake --preset release -DLILY_TESTS=ON -DLILY_EMULATOR=ON -DLILY_CUDA=$(CUDA)
 	@cmake --build $(RELEASE) -j $(JOBS)
 
 bench:  ## the kernels' micro-benchmarks

@@ -5,6 +5,7 @@ target_include_directories(lily_settings INTERFACE ${CMAKE_SOURCE_DIR}/src)
 target_compile_options(lily_settings INTERFACE -Wall -Wextra -Wshadow
                        # Designated initialisers name what they set; the rest has defaults.
                        -Wno-missing-field-initializers
+                       $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>
                        # Sums must not depend on what the compiler contracts; kernels say fma where they mean it.
                        $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>)
 if(LILY_WERROR)

@@ -174,8 +174,14 @@ std::optional<Key> KeyDecoder::finish_escape(char last) {
     paste_.clear();
     return std::nullopt;
   }
-  if (is("\x1b[1;5D") || is("\x1b[1;3D") || is("\x1b" "b")) return Key{Kind::word_left, {}};
-  if (is("\x1b[1;5C") || is("\x1b[1;3C") || is("\x1b" "f")) return Key{Kind::word_right, {}};
+  if (is("\x1b[1;5D") || is("\x1b[1;3D") ||
+      is("\x1b"
+         "b"))
+    return Key{Kind::word_left, {}};
+  if (is("\x1b[1;5C") || is("\x1b[1;3C") ||
+      is("\x1b"
+         "f"))
+    return Key{Kind::word_right, {}};
   if (is("\x1b[1~") || is("\x1b[7~")) return Key{Kind::home, {}};
   if (is("\x1b[4~") || is("\x1b[8~")) return Key{Kind::end, {}};
   if (is("\x1b[3~")) return Key{Kind::erase, {}};
@@ -183,13 +189,20 @@ std::optional<Key> KeyDecoder::finish_escape(char last) {
   if (is("\x1b\x7f")) return Key{Kind::erase_word, {}};
   if (sequence.size() == 3) {  // ESC [ X and ESC O X
     switch (last) {
-      case 'A': return Key{Kind::up, {}};
-      case 'B': return Key{Kind::down, {}};
-      case 'C': return Key{Kind::right, {}};
-      case 'D': return Key{Kind::left, {}};
-      case 'H': return Key{Kind::home, {}};
-      case 'F': return Key{Kind::end, {}};
-      default: break;
+      case 'A':
+        return Key{Kind::up, {}};
+      case 'B':
+        return Key{Kind::down, {}};
+      case 'C':
+        return Key{Kind::right, {}};
+      case 'D':
+        return Key{Kind::left, {}};
+      case 'H':
+        return Key{Kind::home, {}};
+      case 'F':
+        return Key{Kind::end, {}};
+      default:
+        break;
     }
   }
   return std::nullopt;
@@ -237,25 +250,44 @@ std::optional<Key> KeyDecoder::push(char byte) {
     return key;
   }
   switch (byte) {
-    case '\x1b': pending_ = byte; return std::nullopt;
-    case '\r': return Key{Kind::enter, {}};
-    case '\n': return Key{Kind::newline, {}};
-    case '\t': return Key{Kind::text, "\t"};
+    case '\x1b':
+      pending_ = byte;
+      return std::nullopt;
+    case '\r':
+      return Key{Kind::enter, {}};
+    case '\n':
+      return Key{Kind::newline, {}};
+    case '\t':
+      return Key{Kind::text, "\t"};
     case 0x7f:
-    case 0x08: return Key{Kind::backspace, {}};
-    case 0x01: return Key{Kind::home, {}};
-    case 0x02: return Key{Kind::left, {}};
-    case 0x03: return Key{Kind::interrupt, {}};
-    case 0x04: return Key{Kind::end_of_input, {}};
-    case 0x05: return Key{Kind::end, {}};
-    case 0x06: return Key{Kind::right, {}};
-    case 0x0b: return Key{Kind::erase_to_end, {}};
-    case 0x0c: return Key{Kind::clear_screen, {}};
-    case 0x0e: return Key{Kind::down, {}};
-    case 0x10: return Key{Kind::up, {}};
-    case 0x15: return Key{Kind::erase_to_start, {}};
-    case 0x17: return Key{Kind::erase_word, {}};
-    default: break;
+    case 0x08:
+      return Key{Kind::backspace, {}};
+    case 0x01:
+      return Key{Kind::home, {}};
+    case 0x02:
+      return Key{Kind::left, {}};
+    case 0x03:
+      return Key{Kind::interrupt, {}};
+    case 0x04:
+      return Key{Kind::end_of_input, {}};
+    case 0x05:
+      return Key{Kind::end, {}};
+    case 0x06:
+      return Key{Kind::right, {}};
+    case 0x0b:
+      return Key{Kind::erase_to_end, {}};
+    case 0x0c:
+      return Key{Kind::clear_screen, {}};
+    case 0x0e:
+      return Key{Kind::down, {}};
+    case 0x10:
+      return Key{Kind::up, {}};
+    case 0x15:
+      return Key{Kind::erase_to_start, {}};
+    case 0x17:
+      return Key{Kind::erase_word, {}};
+    default:
+      break;
   }
   const auto c = static_cast<unsigned char>(byte);
   if (c < 0x20 || is_continuation(byte) || c >= 0xF8) return std::nullopt;
@@ -300,10 +332,8 @@ void LineEditor::load_history(const std::string& path) {
   while (std::getline(in, escaped)) {
     std::string line;
     for (size_t i = 0; i < escaped.size(); ++i) {
-      if (escaped[i] == '\\' && i + 1 < escaped.size())
-        line += escaped[++i] == 'n' ? '\n' : escaped[i];
-      else
-        line += escaped[i];
+      if (escaped[i] == '\\' && i + 1 < escaped.size()) line += escaped[++i] == 'n' ? '\n' : escaped[i];
+      else line += escaped[i];
     }
     add_history(line);
   }
@@ -313,12 +343,9 @@ void LineEditor::save_history(const std::string& path) const {
   std::ofstream out(path, std::ios::trunc);
   for (const std::string& line : history_) {
     for (const char c : line) {
-      if (c == '\n')
-        out << "\\n";
-      else if (c == '\\')
-        out << "\\\\";
-      else
-        out << c;
+      if (c == '\n') out << "\\n";
+      else if (c == '\\') out << "\\\\";
+      else out << c;
     }
     out << '\n';
   }
@@ -415,28 +442,55 @@ LineEditor::Result LineEditor::read_terminal(std::string_view prompt, std::strin
     if (!key) continue;
 
     switch (key->kind) {
-      case Kind::text: buffer.insert(key->text); break;
-      case Kind::newline: buffer.insert("\n"); break;
+      case Kind::text:
+        buffer.insert(key->text);
+        break;
+      case Kind::newline:
+        buffer.insert("\n");
+        break;
       case Kind::enter:
         // A backslash at the end of a line continues the message on the next one.
-        if (!buffer.text().empty() && buffer.cursor() == buffer.text().size() && buffer.text().back() == '\\') {
+        if (!buffer.text().empty() && buffer.cursor() == buffer.text().size() &&
+            buffer.text().back() == '\\') {
           buffer.backspace();
           buffer.insert("\n");
           break;
         }
         line = buffer.text();
         return finish(Result::line);
-      case Kind::backspace: buffer.backspace(); break;
-      case Kind::erase: buffer.erase(); break;
-      case Kind::left: buffer.left(); break;
-      case Kind::right: buffer.right(); break;
-      case Kind::word_left: buffer.word_left(); break;
-      case Kind::word_right: buffer.word_right(); break;
-      case Kind::home: buffer.line_start(); break;
-      case Kind::end: buffer.line_end(); break;
-      case Kind::erase_word: buffer.erase_word(); break;
-      case Kind::erase_to_end: buffer.erase_to_line_end(); break;
-      case Kind::erase_to_start: buffer.erase_to_line_start(); break;
+      case Kind::backspace:
+        buffer.backspace();
+        break;
+      case Kind::erase:
+        buffer.erase();
+        break;
+      case Kind::left:
+        buffer.left();
+        break;
+      case Kind::right:
+        buffer.right();
+        break;
+      case Kind::word_left:
+        buffer.word_left();
+        break;
+      case Kind::word_right:
+        buffer.word_right();
+        break;
+      case Kind::home:
+        buffer.line_start();
+        break;
+      case Kind::end:
+        buffer.line_end();
+        break;
+      case Kind::erase_word:
+        buffer.erase_word();
+        break;
+      case Kind::erase_to_end:
+        buffer.erase_to_line_end();
+        break;
+      case Kind::erase_to_start:
+        buffer.erase_to_line_start();
+        break;
       case Kind::clear_screen:
         RawMode::put("\x1b[H\x1b[2J");
         drawn_cursor_row_ = 0;
@@ -451,7 +505,8 @@ LineEditor::Result LineEditor::read_terminal(std::string_view prompt, std::strin
         ++at;
         buffer.set(at == history_.size() ? draft : history_[at]);
         break;
-      case Kind::interrupt: return finish(Result::interrupted);
+      case Kind::interrupt:
+        return finish(Result::interrupted);
       case Kind::end_of_input:
         if (buffer.text().empty()) return finish(Result::end_of_input);
         buffer.erase();

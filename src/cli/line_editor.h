@@ -1,5 +1,5 @@
-// A small line editor for the interactive chat: history, cursor keys, UTF-8, multi-line input and bracketed paste, so
-// that a pasted prompt is not sent line by line. On anything but a terminal it reads plain lines.
+// A small line editor for the interactive chat: history, cursor keys, UTF-8, multi-line input and bracketed
+// paste, so that a pasted prompt is not sent line by line. On anything but a terminal it reads plain lines.
 #pragma once
 
 #include <optional>
@@ -24,9 +24,9 @@ class EditBuffer {
   void word_right();
   void line_start();
   void line_end();
-  bool line_up();    // false on the first line
-  bool line_down();  // false on the last line
-  void erase_word();         // before the cursor
+  bool line_up();     // false on the first line
+  bool line_down();   // false on the last line
+  void erase_word();  // before the cursor
   void erase_to_line_end();
   void erase_to_line_start();
   void set(std::string text);  // cursor at the end

@@ -229,8 +229,9 @@ void Matcher::match_linear(const WeightSpec& spec) {
 
   weight.storage = rule->bits == 4 ? Storage::q4 : Storage::q8;
   const int64_t in = spec.shape.back();
-  const Shape& stored = values->tensor->entry.shape;
-  const bool is_other_width = stored.size() == spec.shape.size() && stored.back() * 32 % in == 0;
+  const Shape stored = values->tensor->entry.shape.empty() ? Shape{0} : values->tensor->entry.shape;
+  const bool is_other_width = values->tensor->entry.dtype == Dtype::u32 &&
+                              with_last(spec.shape, stored.back()) == stored && stored.back() * 32 % in == 0;
   const std::string hint = is_other_width ? fmt::format("the shape is that of {} bits, config.json says {}",
                                                         stored.back() * 32 / in, rule->bits)
                                           : "";

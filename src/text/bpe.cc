@@ -9,8 +9,8 @@
 namespace lily::text {
 namespace {
 
-constexpr size_t kCacheSlots = 8192;    // a power of two
-constexpr size_t kLongestCached = 64;   // bytes; longer pieces hardly ever come twice
+constexpr size_t kCacheSlots = 8192;   // a power of two
+constexpr size_t kLongestCached = 64;  // bytes; longer pieces hardly ever come twice
 
 uint64_t mixed(uint64_t x) {
   x ^= x >> 32;
@@ -74,14 +74,16 @@ void Bpe::encode_append(std::string_view piece, Workspace& workspace, std::vecto
 }
 
 void Bpe::merge_append(std::string_view piece, Workspace& workspace, std::vector<int32_t>& out) const {
-  LILY_CHECK(piece.size() < static_cast<size_t>(std::numeric_limits<int32_t>::max()), "{} bytes", piece.size());
+  LILY_CHECK(piece.size() < static_cast<size_t>(std::numeric_limits<int32_t>::max()), "{} bytes",
+             piece.size());
   auto& symbols = workspace.symbols_;
   auto& heap = workspace.heap_;
   const auto n = static_cast<int32_t>(piece.size());
   symbols.resize(piece.size());
   heap.clear();
 
-  // A heap by (rank, position). Entries are not removed when a symbol of theirs changes; those are told by their rank.
+  // A heap by (rank, position). Entries are not removed when a symbol of theirs changes; those are told by
+  // their rank.
   const auto later = [](const auto& a, const auto& b) {
     return a.rank != b.rank ? a.rank > b.rank : a.position > b.position;
   };

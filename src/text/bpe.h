@@ -1,5 +1,5 @@
-// Byte-pair encoding of one piece of text: start from its bytes, then merge the adjacent pair of lowest rank (leftmost
-// on ties) until no pair of the list is left.
+// Byte-pair encoding of one piece of text: start from its bytes, then merge the adjacent pair of lowest rank
+// (leftmost on ties) until no pair of the list is left.
 #pragma once
 
 #include <array>
@@ -21,9 +21,9 @@ class Bpe {
   // byte_tokens[b] is the token that stands for the single byte b.
   Bpe(const std::array<int32_t, 256>& byte_tokens, const std::vector<Merge>& merges);
 
-  // Memory that is reused between pieces, and a cache of pieces seen before. The cache remembers where in `out` an
-  // earlier equal piece was encoded, so all calls with one Workspace must append to one and the same `out`, and the
-  // pieces must stay alive and unchanged.
+  // Memory that is reused between pieces, and a cache of pieces seen before. The cache remembers where in
+  // `out` an earlier equal piece was encoded, so all calls with one Workspace must append to one and the same
+  // `out`, and the pieces must stay alive and unchanged.
   class Workspace {
    public:
     Workspace();
@@ -31,8 +31,8 @@ class Bpe {
    private:
     friend class Bpe;
     struct Symbol {
-      int32_t token;             // -1 once it was merged into its left neighbour
-      int32_t previous, next;    // -1 at the ends
+      int32_t token;           // -1 once it was merged into its left neighbour
+      int32_t previous, next;  // -1 at the ends
     };
     struct Candidate {
       int32_t rank;

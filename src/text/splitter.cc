@@ -10,12 +10,14 @@ const std::string_view kSplitPattern =
 namespace {
 
 struct Char {
-  char32_t code_point;   // 0xFFFD for an invalid byte
+  char32_t code_point;  // 0xFFFD for an invalid byte
   CharClass char_class;
   size_t n_bytes;  // 0 at the end of the text
 
   bool end() const { return n_bytes == 0; }
-  bool in_word() const { return !end() && (char_class == CharClass::letter || char_class == CharClass::mark); }
+  bool in_word() const {
+    return !end() && (char_class == CharClass::letter || char_class == CharClass::mark);
+  }
   bool is_space() const { return !end() && char_class == CharClass::space; }
   bool is_symbol() const { return !end() && char_class == CharClass::symbol; }
   bool ends_line() const { return !end() && (code_point == '\r' || code_point == '\n'); }
@@ -51,7 +53,8 @@ size_t contraction_size(std::string_view text, size_t pos) {
   if (a == 's' || a == 't' || a == 'm' || a == 'd') return 1 + first.n_bytes;
   const Char second = char_at(text, pos + 1 + first.n_bytes);
   const char32_t b = folded(second);
-  if (((a == 'r' || a == 'v') && b == 'e') || (a == 'l' && b == 'l')) return 1 + first.n_bytes + second.n_bytes;
+  if (((a == 'r' || a == 'v') && b == 'e') || (a == 'l' && b == 'l'))
+    return 1 + first.n_bytes + second.n_bytes;
   return 0;
 }
 
@@ -64,9 +67,9 @@ size_t space_end(std::string_view text, size_t pos) {
     end += c.n_bytes;
     if (c.ends_line()) line_end = end;
   }
-  if (line_end > pos) return line_end;                         // \s*[\r\n]+ reaches to the last line end of the run
-  if (end == text.size() || last_begin == pos) return end;     // \s+(?!\S) takes all, or \s+ takes the only one
-  return last_begin;                                           // \s+(?!\S) leaves one for the piece that follows
+  if (line_end > pos) return line_end;  // \s*[\r\n]+ reaches to the last line end of the run
+  if (end == text.size() || last_begin == pos) return end;  // \s+(?!\S) takes all, or \s+ takes the only one
+  return last_begin;                                        // \s+(?!\S) leaves one for the piece that follows
 }
 
 }  // namespace

@@ -14,8 +14,8 @@ namespace lily::text {
 // The pattern as tokenizer.json spells it.
 extern const std::string_view kSplitPattern;
 
-// Bytes of the piece that starts at `pos`, which must be less than text.size() and the end of the piece before; >= 1.
-// Invalid UTF-8: each invalid byte counts as a symbol. Linear over a whole text.
+// Bytes of the piece that starts at `pos`, which must be less than text.size() and the end of the piece
+// before; >= 1. Invalid UTF-8: each invalid byte counts as a symbol. Linear over a whole text.
 size_t piece_size(std::string_view text, size_t pos);
 
 }  // namespace lily::text

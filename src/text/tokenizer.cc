@@ -13,7 +13,8 @@
 namespace lily::text {
 namespace {
 
-constexpr std::array<std::string_view, 4> kAssistantTokens = {"<think>", "</think>", "<tool_call>", "</tool_call>"};
+constexpr std::array<std::string_view, 4> kAssistantTokens = {"<think>", "</think>", "<tool_call>",
+                                                              "</tool_call>"};
 
 bool is_active(AddedTokens active, std::string_view text) {
   return active == AddedTokens::all ||
@@ -26,7 +27,8 @@ std::string read_file(const std::filesystem::path& path) {
   const auto size = std::filesystem::file_size(path, error);
   if (error) fail(Fault::model, "{}: {}", path.string(), error.message());
   if (size > kMaxTokenizerBytes)
-    fail(Fault::model, "{}: {} bytes, more than the {} this engine reads", path.string(), size, kMaxTokenizerBytes);
+    fail(Fault::model, "{}: {} bytes, more than the {} this engine reads", path.string(), size,
+         kMaxTokenizerBytes);
   std::string bytes(size, '\0');
   std::ifstream in(path, std::ios::binary);
   if (!in.read(bytes.data(), static_cast<std::streamsize>(size)))
@@ -34,8 +36,8 @@ std::string read_file(const std::filesystem::path& path) {
   return bytes;
 }
 
-// Encodes the parts of one text between its added tokens. Normalised copies are kept until the end, because the
-// workspace remembers pieces by reference.
+// Encodes the parts of one text between its added tokens. Normalised copies are kept until the end, because
+// the workspace remembers pieces by reference.
 class PlainEncoder {
  public:
   PlainEncoder(const Bpe& bpe, std::vector<int32_t>& out) : bpe_(bpe), out_(out) {}
@@ -65,7 +67,8 @@ Tokenizer Tokenizer::load(const std::string& model_dir) {
   return Tokenizer(parse_tokenizer(read_file(dir / "tokenizer.json"), config));
 }
 
-Tokenizer::Tokenizer(TokenizerData data) : added_(std::move(data.added)), bpe_(data.byte_tokens, data.merges) {
+Tokenizer::Tokenizer(TokenizerData data)
+    : added_(std::move(data.added)), bpe_(data.byte_tokens, data.merges) {
   for (const std::string& bytes : data.token_bytes) {
     bytes_begin_.push_back(static_cast<uint32_t>(bytes_.size()));
     bytes_ += bytes;

@@ -1,4 +1,5 @@
-// The byte-level BPE tokenizer of Qwen3.5 and 3.6, read from a checkpoint's tokenizer.json and tokenizer_config.json.
+// The byte-level BPE tokenizer of Qwen3.5 and 3.6, read from a checkpoint's tokenizer.json and
+// tokenizer_config.json.
 //
 // Text -> added tokens cut out -> NFC -> pieces (splitter.h) -> byte-pair encoding (bpe.h) -> ids.
 #pragma once
@@ -17,8 +18,8 @@
 
 namespace lily::text {
 
-// Which spellings of added tokens (`<|im_end|>`, `<think>`) become those tokens. Elsewhere they are ordinary text, so
-// that no one can write control tokens into a prompt from outside.
+// Which spellings of added tokens (`<|im_end|>`, `<think>`) become those tokens. Elsewhere they are ordinary
+// text, so that no one can write control tokens into a prompt from outside.
 enum class AddedTokens {
   all,        // what the chat template itself writes
   none,       // text of users, tools and system messages
@@ -34,19 +35,21 @@ struct TextRange {
 // Immutable once loaded: every member may be called from any thread at any time.
 class Tokenizer {
  public:
-  // Reads both files of a checkpoint folder; tokenizer_config.json may be missing. Throws Error(Fault::model).
+  // Reads both files of a checkpoint folder; tokenizer_config.json may be missing. Throws
+  // Error(Fault::model).
   static Tokenizer load(const std::string& model_dir);
   explicit Tokenizer(TokenizerData data);
 
   // Any bytes are accepted, invalid UTF-8 too (unicode.h).
   std::vector<int32_t> encode(std::string_view text, AddedTokens active) const;
   void encode_append(std::string_view text, AddedTokens active, std::vector<int32_t>& out) const;
-  // Ranges are ascending and the last one ends at text.size(). An added token is found only inside one range or
-  // neighbours of the same kind; pieces and NFC run across ranges as if there were none.
-  void encode_append(std::string_view text, std::span<const TextRange> ranges, std::vector<int32_t>& out) const;
+  // Ranges are ascending and the last one ends at text.size(). An added token is found only inside one range
+  // or neighbours of the same kind; pieces and NFC run across ranges as if there were none.
+  void encode_append(std::string_view text, std::span<const TextRange> ranges,
+                     std::vector<int32_t>& out) const;
 
-  // Special tokens and ids without text are skipped and do not break a character. Always valid UTF-8: each maximal
-  // invalid part becomes U+FFFD.
+  // Special tokens and ids without text are skipped and do not break a character. Always valid UTF-8: each
+  // maximal invalid part becomes U+FFFD.
   std::string decode(std::span<const int32_t> ids) const;
   // The bytes of all ids, special tokens included, as they are.
   std::string decode_bytes(std::span<const int32_t> ids) const;
@@ -67,18 +70,19 @@ class Tokenizer {
     int32_t id;
   };
   Kind kind(int32_t id) const;
-  void find_added(std::string_view text, size_t begin, size_t end, AddedTokens active, std::vector<Match>& out) const;
+  void find_added(std::string_view text, size_t begin, size_t end, AddedTokens active,
+                  std::vector<Match>& out) const;
 
-  std::string bytes_;                     // of all tokens, one after the other
-  std::vector<uint32_t> bytes_begin_;     // [n_tokens + 1]
-  std::vector<Kind> kinds_;               // [n_tokens]
-  std::vector<AddedToken> added_;         // ascending ids
+  std::string bytes_;                                          // of all tokens, one after the other
+  std::vector<uint32_t> bytes_begin_;                          // [n_tokens + 1]
+  std::vector<Kind> kinds_;                                    // [n_tokens]
+  std::vector<AddedToken> added_;                              // ascending ids
   std::array<std::vector<int32_t>, 256> added_by_first_byte_;  // indices of added_, longest text first
   Bpe bpe_;
 };
 
-// Text of tokens as they come. The pieces joined equal Tokenizer::decode of all ids: a character split over tokens
-// appears when it is complete, and what cannot become one is shown as U+FFFD.
+// Text of tokens as they come. The pieces joined equal Tokenizer::decode of all ids: a character split over
+// tokens appears when it is complete, and what cannot become one is shown as U+FFFD.
 class StreamingDetokenizer {
  public:
   explicit StreamingDetokenizer(const Tokenizer& tokenizer) : tokenizer_(&tokenizer) {}  // must outlive this

@@ -19,7 +19,8 @@ constexpr std::string_view kConfigFile = "tokenizer_config.json";
 constexpr size_t kMaxAddedTokens = 4096;
 constexpr size_t kMaxAddedBytes = 1024;
 
-// The byte-level alphabet: printable bytes stand for themselves, the other 68 for U+0100, U+0101, ... in order.
+// The byte-level alphabet: printable bytes stand for themselves, the other 68 for U+0100, U+0101, ... in
+// order.
 class ByteAlphabet {
  public:
   ByteAlphabet() {
@@ -35,7 +36,8 @@ class ByteAlphabet {
     std::string out;
     for (size_t pos = 0; pos < spelled.size();) {
       const Utf8Step step = decode_utf8(spelled, pos);
-      if (!step.valid() || step.code_point >= byte_of_.size() || byte_of_[step.code_point] < 0) return std::nullopt;
+      if (!step.valid() || step.code_point >= byte_of_.size() || byte_of_[step.code_point] < 0)
+        return std::nullopt;
       out.push_back(static_cast<char>(byte_of_[step.code_point]));
       pos += step.n_bytes;
     }
@@ -46,8 +48,8 @@ class ByteAlphabet {
   std::vector<int16_t> byte_of_ = std::vector<int16_t>(0x100 + 68, -1);
 };
 
-// Follows the events of the JSON parser and keeps what matters. A frame of the stack says what the open object or
-// array is; everything unknown is `other` and ignored with all it holds.
+// Follows the events of the JSON parser and keeps what matters. A frame of the stack says what the open
+// object or array is; everything unknown is `other` and ignored with all it holds.
 class Reader final : public nlohmann::json_sax<nlohmann::json> {
  public:
   struct RawMerge {
@@ -69,8 +71,9 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
         fail(Fault::model, "{}: added token {} has {} set, which this engine does not support", kFile,
              added.back().text, key_);
     }
-    const bool must_be_false = (where() == Frame::model && (key_ == "byte_fallback" || key_ == "ignore_merges")) ||
-                               (where() == Frame::pre_tokenizer && (key_ == "add_prefix_space" || key_ == "use_regex"));
+    const bool must_be_false =
+        (where() == Frame::model && (key_ == "byte_fallback" || key_ == "ignore_merges")) ||
+        (where() == Frame::pre_tokenizer && (key_ == "add_prefix_space" || key_ == "use_regex"));
     if (must_be_false && value) fail(Fault::model, "{}: {} is true, expected false", kFile, key_);
     return scalar(value ? "true" : "false");
   }
@@ -125,7 +128,8 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
   }
   bool start_object(size_t) override {
     switch (where()) {
-      case Frame::outside: return enter(Frame::root);
+      case Frame::outside:
+        return enter(Frame::root);
       case Frame::root:
         if (key_ == "model") return enter(Frame::model);
         if (key_ == "normalizer") return enter(Frame::normalizer);
@@ -138,18 +142,23 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
           return enter(Frame::vocab);
         }
         return enter(Frame::other);
-      case Frame::pre_tokenizer: return enter(key_ == "pattern" ? Frame::pattern : Frame::pre_tokenizer);
-      case Frame::pre_tokenizers: return enter(Frame::pre_tokenizer);
+      case Frame::pre_tokenizer:
+        return enter(key_ == "pattern" ? Frame::pattern : Frame::pre_tokenizer);
+      case Frame::pre_tokenizers:
+        return enter(Frame::pre_tokenizer);
       case Frame::added_tokens:
-        if (added.size() >= kMaxAddedTokens) fail(Fault::model, "{}: more than {} added tokens", kFile, added.size());
+        if (added.size() >= kMaxAddedTokens)
+          fail(Fault::model, "{}: more than {} added tokens", kFile, added.size());
         added.push_back({-1, {}, false});
         return enter(Frame::added_token);
-      default: return enter_unexpected();
+      default:
+        return enter_unexpected();
     }
   }
   bool start_array(size_t) override {
     switch (where()) {
-      case Frame::root: return enter(key_ == "added_tokens" ? Frame::added_tokens : Frame::other);
+      case Frame::root:
+        return enter(key_ == "added_tokens" ? Frame::added_tokens : Frame::other);
       case Frame::model:
         if (key_ != "merges") return enter(Frame::other);
         if (saw_merges) fail(Fault::model, "{}: merges appears twice", kFile);
@@ -160,7 +169,8 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
         return enter(Frame::merge_pair);
       case Frame::pre_tokenizer:
         return enter(key_ == "pretokenizers" ? Frame::pre_tokenizers : Frame::other);
-      default: return enter_unexpected();
+      default:
+        return enter_unexpected();
     }
   }
   bool end_object() override {
@@ -171,7 +181,8 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
   }
   bool end_array() override {
     if (where() == Frame::merge_pair && pair_parts_ != 2)
-      fail(Fault::model, "{}: merges[{}]: expected two strings, found {}", kFile, merges.size() - 1, pair_parts_);
+      fail(Fault::model, "{}: merges[{}]: expected two strings, found {}", kFile, merges.size() - 1,
+           pair_parts_);
     stack_.pop_back();
     return true;
   }
@@ -181,8 +192,19 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
 
  private:
   enum class Frame : uint8_t {
-    outside, root, model, vocab, merges, merge_pair, normalizer, pre_tokenizer, pre_tokenizers, pattern, added_tokens,
-    added_token, other
+    outside,
+    root,
+    model,
+    vocab,
+    merges,
+    merge_pair,
+    normalizer,
+    pre_tokenizer,
+    pre_tokenizers,
+    pattern,
+    added_tokens,
+    added_token,
+    other
   };
 
   Frame where() const { return stack_.empty() ? Frame::outside : stack_.back(); }
@@ -206,7 +228,8 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
   bool integer(int64_t value) {
     const bool is_id = where() == Frame::vocab || (where() == Frame::added_token && key_ == "id");
     if (!is_id) return scalar(std::to_string(value));
-    if (value < 0 || value >= kMaxTokens) fail(Fault::model, "{}: id {} of {:?} is out of range", kFile, value, key_);
+    if (value < 0 || value >= kMaxTokens)
+      fail(Fault::model, "{}: id {} of {:?} is out of range", kFile, value, key_);
     if (where() == Frame::vocab) vocab.emplace_back(key_, static_cast<int32_t>(value));
     else added.back().id = static_cast<int32_t>(value);
     return true;
@@ -219,7 +242,8 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
 
 void check_size(std::string_view file, std::string_view json) {
   if (json.size() > kMaxTokenizerBytes)
-    fail(Fault::model, "{}: {} bytes, more than the {} this engine reads", file, json.size(), kMaxTokenizerBytes);
+    fail(Fault::model, "{}: {} bytes, more than the {} this engine reads", file, json.size(),
+         kMaxTokenizerBytes);
 }
 
 void check_pipeline(const Reader& reader) {
@@ -243,17 +267,20 @@ std::map<int32_t, AddedToken> read_config(std::string_view json) {
   const auto decoder = config.find("added_tokens_decoder");
   if (decoder == config.end()) return added;
   if (!decoder->is_object() || decoder->size() > kMaxAddedTokens)
-    fail(Fault::model, "{}: added_tokens_decoder is not an object of at most {} tokens", kConfigFile, kMaxAddedTokens);
+    fail(Fault::model, "{}: added_tokens_decoder is not an object of at most {} tokens", kConfigFile,
+         kMaxAddedTokens);
   for (const auto& [key, value] : decoder->items()) {
-    const bool digits = !key.empty() && key.size() <= 7 && key.find_first_not_of("0123456789") == std::string::npos;
+    const bool digits =
+        !key.empty() && key.size() <= 7 && key.find_first_not_of("0123456789") == std::string::npos;
     const int32_t id = digits ? std::stoi(key) : kMaxTokens;
     if (id >= kMaxTokens || !value.is_object() || !value.contains("content") || !value["content"].is_string())
       fail(Fault::model, "{}: added_tokens_decoder.{} is not an added token", kConfigFile, key);
     for (const char* flag : {"lstrip", "rstrip", "single_word"})
       if (value.contains(flag) && value[flag] == true)
-        fail(Fault::model, "{}: added_tokens_decoder.{} has {} set, which this engine does not support", kConfigFile,
-             key, flag);
-    added[id] = {id, value["content"].get<std::string>(), value.contains("special") && value["special"] == true};
+        fail(Fault::model, "{}: added_tokens_decoder.{} has {} set, which this engine does not support",
+             kConfigFile, key, flag);
+    added[id] = {id, value["content"].get<std::string>(),
+                 value.contains("special") && value["special"] == true};
   }
   return added;
 }
@@ -263,8 +290,8 @@ std::vector<AddedToken> merged_added(const Reader& reader, std::string_view conf
   for (const AddedToken& token : reader.added) {
     const auto [at, is_new] = added.emplace(token.id, token);
     if (!is_new && at->second.text != token.text)
-      fail(Fault::model, "{} and {} disagree on token {}: {:?} and {:?}", kFile, kConfigFile, token.id, token.text,
-           at->second.text);
+      fail(Fault::model, "{} and {} disagree on token {}: {:?} and {:?}", kFile, kConfigFile, token.id,
+           token.text, at->second.text);
   }
   std::vector<AddedToken> out;
   std::map<std::string_view, int32_t> ids;
@@ -272,7 +299,8 @@ std::vector<AddedToken> merged_added(const Reader& reader, std::string_view conf
     if (token.text.empty() || token.text.size() > kMaxAddedBytes)
       fail(Fault::model, "{}: added token {} has {} bytes", kConfigFile, id, token.text.size());
     const auto [at, is_new] = ids.emplace(token.text, id);
-    if (!is_new) fail(Fault::model, "{}: added token {} has the ids {} and {}", kConfigFile, token.text, at->second, id);
+    if (!is_new)
+      fail(Fault::model, "{}: added token {} has the ids {} and {}", kConfigFile, token.text, at->second, id);
     out.push_back(token);
   }
   return out;
@@ -298,7 +326,8 @@ TokenizerData parse_tokenizer(std::string_view tokenizer_json, std::string_view 
   std::unordered_map<std::string_view, int32_t> id_of;
   id_of.reserve(reader.vocab.size());
   for (const auto& [spelled, id] : reader.vocab) {
-    if (!id_of.emplace(spelled, id).second) fail(Fault::model, "{}: vocab: {:?} appears twice", kFile, spelled);
+    if (!id_of.emplace(spelled, id).second)
+      fail(Fault::model, "{}: vocab: {:?} appears twice", kFile, spelled);
     std::string& bytes = data.token_bytes[static_cast<size_t>(id)];
     if (!bytes.empty()) fail(Fault::model, "{}: vocab: id {} appears twice", kFile, id);
     bytes = alphabet.bytes(spelled).value_or(spelled);
@@ -308,10 +337,12 @@ TokenizerData parse_tokenizer(std::string_view tokenizer_json, std::string_view 
 
   data.byte_tokens.fill(-1);
   for (const auto& [spelled, id] : reader.vocab)
-    if (const auto bytes = spelled.size() <= 2 ? alphabet.bytes(spelled) : std::nullopt; bytes && bytes->size() == 1)
+    if (const auto bytes = spelled.size() <= 2 ? alphabet.bytes(spelled) : std::nullopt;
+        bytes && bytes->size() == 1)
       data.byte_tokens[static_cast<uint8_t>((*bytes)[0])] = id;
   for (int byte = 0; byte < 256; ++byte)
-    if (data.byte_tokens[byte] < 0) fail(Fault::model, "{}: vocab has no token for byte {:#04x}", kFile, byte);
+    if (data.byte_tokens[byte] < 0)
+      fail(Fault::model, "{}: vocab has no token for byte {:#04x}", kFile, byte);
 
   data.merges.reserve(reader.merges.size());
   const auto id_for = [&](std::string_view spelled, size_t rank) {

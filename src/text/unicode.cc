@@ -23,12 +23,10 @@ std::array<CharClass, 128> ascii_classes() {
   return classes;
 }
 
-bool python_strips(char32_t c) {
-  return (c >= 0x1c && c <= 0x1f) || char_class(c) == CharClass::space;
-}
+bool python_strips(char32_t c) { return (c >= 0x1c && c <= 0x1f) || char_class(c) == CharClass::space; }
 
-// The library's own reordering is quadratic in the length of a run of marks, so we decompose character by character,
-// sort each run ourselves and leave only the composition to the library.
+// The library's own reordering is quadratic in the length of a run of marks, so we decompose character by
+// character, sort each run ourselves and leave only the composition to the library.
 void append_nfc_of_valid(std::string_view text, std::string& out) {
   std::vector<int32_t> code_points;
   code_points.reserve(text.size());
@@ -37,9 +35,9 @@ void append_nfc_of_valid(std::string_view text, std::string& out) {
     pos += step.n_bytes;
     std::array<int32_t, 8> parts;  // no canonical decomposition has more than 4
     int boundary_class = 0;
-    const auto n_parts =
-        utf8proc_decompose_char(static_cast<int32_t>(step.code_point), parts.data(), parts.size(),
-                                static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_DECOMPOSE), &boundary_class);
+    const auto n_parts = utf8proc_decompose_char(
+        static_cast<int32_t>(step.code_point), parts.data(), parts.size(),
+        static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_DECOMPOSE), &boundary_class);
     LILY_CHECK(n_parts > 0 && n_parts <= static_cast<ptrdiff_t>(parts.size()), "{} parts", n_parts);
     code_points.insert(code_points.end(), parts.begin(), parts.begin() + n_parts);
   }
@@ -56,7 +54,8 @@ void append_nfc_of_valid(std::string_view text, std::string& out) {
   const auto n = utf8proc_normalize_utf32(code_points.data(), static_cast<ptrdiff_t>(code_points.size()),
                                           static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
   LILY_CHECK(n >= 0, "{}", n);
-  for (ptrdiff_t i = 0; i < n; ++i) append_utf8(static_cast<char32_t>(code_points[static_cast<size_t>(i)]), out);
+  for (ptrdiff_t i = 0; i < n; ++i)
+    append_utf8(static_cast<char32_t>(code_points[static_cast<size_t>(i)]), out);
 }
 
 }  // namespace
@@ -124,8 +123,9 @@ std::string replace_invalid_utf8(std::string_view text) {
 CharClass char_class(char32_t c) {
   static const std::array<CharClass, 128> ascii = ascii_classes();
   if (c < ascii.size()) return ascii[c];
-  const auto after = std::upper_bound(kClassRanges.begin(), kClassRanges.end(), c,
-                                      [](char32_t value, const ClassRange& range) { return value < range.first; });
+  const auto after =
+      std::upper_bound(kClassRanges.begin(), kClassRanges.end(), c,
+                       [](char32_t value, const ClassRange& range) { return value < range.first; });
   if (after == kClassRanges.begin()) return CharClass::symbol;
   const ClassRange& range = *(after - 1);
   return c <= range.last ? range.char_class : CharClass::symbol;

@@ -1,7 +1,8 @@
 // UTF-8, character classes, NFC and the white space that Python strips.
 //
-// Text from outside may hold invalid UTF-8. Nothing here fails on it: an invalid byte counts as one symbol, is left
-// alone by NFC and thus survives encoding to tokens and back (Tokenizer::decode_bytes; Tokenizer::decode shows U+FFFD).
+// Text from outside may hold invalid UTF-8. Nothing here fails on it: an invalid byte counts as one symbol,
+// is left alone by NFC and thus survives encoding to tokens and back (Tokenizer::decode_bytes;
+// Tokenizer::decode shows U+FFFD).
 #pragma once
 
 #include <cstddef>
@@ -23,7 +24,7 @@ struct Utf8Step {
     truncated,  // the text ends within a character that is valid so far
   };
   Kind kind;
-  uint8_t n_bytes;   // >= 1
+  uint8_t n_bytes;      // >= 1
   char32_t code_point;  // if valid
 
   bool valid() const { return kind == Kind::valid; }
@@ -43,7 +44,8 @@ CharClass char_class(char32_t code_point);
 // True if NFC certainly leaves the text as it is, which a cheap look can tell for most text.
 bool is_plainly_nfc(std::string_view text);
 
-// Normalisation form C. Time is O(n log n) whatever the text; invalid bytes stay and keep their neighbours apart.
+// Normalisation form C. Time is O(n log n) whatever the text; invalid bytes stay and keep their neighbours
+// apart.
 std::string to_nfc(std::string_view text);
 
 // Python's str.strip(), which is also Jinja's `trim`: White_Space and U+001C to U+001F.

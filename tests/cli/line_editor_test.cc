@@ -32,11 +32,18 @@ TEST(KeyDecoder, APasteIsOneTextWithItsLineBreaks) {
 
 TEST(KeyDecoder, KnowsTheKeysOfCommonTerminals) {
   using Kind = Key::Kind;
-  const std::pair<const char*, Kind> cases[] = {
-      {"\x1b[A", Kind::up},         {"\x1bOA", Kind::up},          {"\x1b[D", Kind::left},
-      {"\x1b[H", Kind::home},       {"\x1b[4~", Kind::end},        {"\x1b[3~", Kind::erase},
-      {"\x1b[1;5C", Kind::word_right}, {"\x1b\r", Kind::newline},  {"\n", Kind::newline},
-      {"\x7f", Kind::backspace},    {"\x03", Kind::interrupt},     {"\x04", Kind::end_of_input}};
+  const std::pair<const char*, Kind> cases[] = {{"\x1b[A", Kind::up},
+                                                {"\x1bOA", Kind::up},
+                                                {"\x1b[D", Kind::left},
+                                                {"\x1b[H", Kind::home},
+                                                {"\x1b[4~", Kind::end},
+                                                {"\x1b[3~", Kind::erase},
+                                                {"\x1b[1;5C", Kind::word_right},
+                                                {"\x1b\r", Kind::newline},
+                                                {"\n", Kind::newline},
+                                                {"\x7f", Kind::backspace},
+                                                {"\x03", Kind::interrupt},
+                                                {"\x04", Kind::end_of_input}};
   for (const auto& [bytes, kind] : cases) {
     const auto keys = decode(bytes);
     ASSERT_EQ(keys.size(), 1u) << bytes;
@@ -45,8 +52,14 @@ TEST(KeyDecoder, KnowsTheKeysOfCommonTerminals) {
 }
 
 TEST(KeyDecoder, UnknownSequencesAndBrokenBytesAreDropped) {
-  EXPECT_EQ(decode("\x1b[99;99X\x80\xff" "a").size(), 1u);
-  EXPECT_EQ(decode("\xc3" "a").size(), 1u);  // a lead byte without its continuation
+  EXPECT_EQ(decode("\x1b[99;99X\x80\xff"
+                   "a")
+                .size(),
+            1u);
+  EXPECT_EQ(decode("\xc3"
+                   "a")
+                .size(),
+            1u);  // a lead byte without its continuation
 }
 
 TEST(EditBuffer, TheCursorMovesByCharacters) {

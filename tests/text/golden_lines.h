@@ -9,7 +9,8 @@
 namespace lily::text {
 
 // The objects of a JSON-lines file, in order; lines that are not one are counted and left out. One line of
-// lily-tiny/tokenizer.jsonl is such: it held U+2028, which a tool took for a line end (the test has that text itself).
+// lily-tiny/tokenizer.jsonl is such: it held U+2028, which a tool took for a line end (the test has that text
+// itself).
 struct GoldenLines {
   std::vector<nlohmann::ordered_json> rows;
   int n_damaged = 0;

@@ -24,7 +24,8 @@ TEST(Splitter, EqualsTheOriginalRegexEngine) {
   const auto golden = read_golden("tests/golden/text/splits.jsonl");
   ASSERT_EQ(golden.rows.size(), 600u);
   for (const auto& row : golden.rows)
-    EXPECT_EQ(pieces(row["text"].get<std::string>()), row["pieces"].get<std::vector<std::string>>()) << row["text"];
+    EXPECT_EQ(pieces(row["text"].get<std::string>()), row["pieces"].get<std::vector<std::string>>())
+        << row["text"];
 }
 
 TEST(Splitter, MarksBelongToTheLetterRun) {
@@ -54,13 +55,14 @@ TEST(Splitter, PublishedTexts) {
   EXPECT_THAT(pieces("中文测试：こんにちは。"), ElementsAre("中文测试", "：こんにちは", "。"));
   EXPECT_THAT(pieces("I'm 1234, we're coding."),
               ElementsAre("I", "'m", " ", "1", "2", "3", "4", ",", " we", "'re", " coding", "."));
-  EXPECT_THAT(pieces("  one\nTwo... 42!\t"), ElementsAre(" ", " one", "\n", "Two", "...", " ", "4", "2", "!", "\t"));
+  EXPECT_THAT(pieces("  one\nTwo... 42!\t"),
+              ElementsAre(" ", " one", "\n", "Two", "...", " ", "4", "2", "!", "\t"));
   EXPECT_THAT(pieces("雪 😀 café"), ElementsAre("雪", " 😀", " café"));
   EXPECT_THAT(pieces("Caffè già, perché l'AI è utile."),
               ElementsAre("Caffè", " già", ",", " perché", " l", "'AI", " è", " utile", "."));
   EXPECT_THAT(pieces("\n<function=get_weather>\n<parameter=city>\nRoma\n</parameter>"),
-              ElementsAre("\n", "<function", "=get", "_weather", ">\n", "<parameter", "=city", ">\n", "Roma", "\n", "</",
-                          "parameter", ">"));
+              ElementsAre("\n", "<function", "=get", "_weather", ">\n", "<parameter", "=city", ">\n", "Roma",
+                          "\n", "</", "parameter", ">"));
 }
 
 TEST(Splitter, ContractionsIgnoreCaseAsUnicodeDoes) {
@@ -71,7 +73,9 @@ TEST(Splitter, ContractionsIgnoreCaseAsUnicodeDoes) {
 }
 
 TEST(Splitter, InvalidBytesAreSymbols) {
-  EXPECT_THAT(pieces("a\xFF\xFE" "b"), ElementsAre("a", "\xFF\xFE", "b"));
+  EXPECT_THAT(pieces("a\xFF\xFE"
+                     "b"),
+              ElementsAre("a", "\xFF\xFE", "b"));
   EXPECT_THAT(pieces(" \xF0\x9F\n"), ElementsAre(" \xF0\x9F\n"));
 }
 

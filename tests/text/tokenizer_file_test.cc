@@ -62,7 +62,8 @@ TEST(TokenizerFile, MergesMayComeBeforeTheVocabulary) {
   const auto vocab = file["model"]["vocab"];
   file["model"].erase("vocab");
   file["model"]["vocab"] = vocab;
-  EXPECT_EQ(Tokenizer(parse_tokenizer(file.dump(), "")).encode("abc", AddedTokens::none), (std::vector<int32_t>{257}));
+  EXPECT_EQ(Tokenizer(parse_tokenizer(file.dump(), "")).encode("abc", AddedTokens::none),
+            (std::vector<int32_t>{257}));
 }
 
 TEST(TokenizerFile, AddedTokensComeFromBothFiles) {
@@ -72,8 +73,8 @@ TEST(TokenizerFile, AddedTokensComeFromBothFiles) {
   EXPECT_EQ(tokenizer.n_tokens(), 301);
   EXPECT_EQ(tokenizer.id_of("<y>"), 300);
   EXPECT_TRUE(tokenizer.is_special(300));
-  EXPECT_FALSE(tokenizer.is_special(258));     // the second file counts
-  EXPECT_EQ(tokenizer.token_bytes(299), "");   // a gap
+  EXPECT_FALSE(tokenizer.is_special(258));    // the second file counts
+  EXPECT_EQ(tokenizer.token_bytes(299), "");  // a gap
 }
 
 TEST(TokenizerFile, LongestAddedTokenWins) {
@@ -96,8 +97,10 @@ TEST(TokenizerFile, WhatWeDoNotImplementIsRefusedByName) {
   EXPECT_THAT(with([](auto& f) { f["model"]["ignore_merges"] = true; }), HasSubstr("ignore_merges"));
   EXPECT_THAT(with([](auto& f) { f["normalizer"] = nullptr; }), HasSubstr("normalizer is absent"));
   EXPECT_THAT(with([](auto& f) { f["normalizer"]["type"] = "NFKC"; }), HasSubstr("NFKC"));
-  EXPECT_THAT(with([](auto& f) { f["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "\\w+"; }), HasSubstr("\\w+"));
-  EXPECT_THAT(with([](auto& f) { f["pre_tokenizer"]["pretokenizers"][1]["use_regex"] = true; }), HasSubstr("use_regex"));
+  EXPECT_THAT(with([](auto& f) { f["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "\\w+"; }),
+              HasSubstr("\\w+"));
+  EXPECT_THAT(with([](auto& f) { f["pre_tokenizer"]["pretokenizers"][1]["use_regex"] = true; }),
+              HasSubstr("use_regex"));
   EXPECT_THAT(with([](auto& f) { f["added_tokens"][0]["lstrip"] = true; }), HasSubstr("<x> has lstrip set"));
 }
 
@@ -123,9 +126,12 @@ TEST(TokenizerFile, DamageIsRefusedByName) {
   EXPECT_THAT(with([](auto& f) { f["model"]["merges"][1] = 7; }), HasSubstr("expected strings"));
   EXPECT_THAT(with([](auto& f) { f["model"]["merges"][1] = "ab q"; }), HasSubstr("\"abq\" is not in vocab"));
   EXPECT_THAT(with([](auto& f) { f["added_tokens"][0].erase("id"); }), HasSubstr("added_tokens[0]"));
-  EXPECT_THAT(error_of(small_file(), R"({"added_tokens_decoder": {"258": {"content": "<z>"}}})"), HasSubstr("disagree on token 258"));
-  EXPECT_THAT(error_of(small_file(), R"({"added_tokens_decoder": {"259": {"content": "<x>"}}})"), HasSubstr("258 and 259"));
-  EXPECT_THAT(error_of(small_file(), R"({"added_tokens_decoder": {"x": {"content": "<z>"}}})"), HasSubstr("added_tokens_decoder.x"));
+  EXPECT_THAT(error_of(small_file(), R"({"added_tokens_decoder": {"258": {"content": "<z>"}}})"),
+              HasSubstr("disagree on token 258"));
+  EXPECT_THAT(error_of(small_file(), R"({"added_tokens_decoder": {"259": {"content": "<x>"}}})"),
+              HasSubstr("258 and 259"));
+  EXPECT_THAT(error_of(small_file(), R"({"added_tokens_decoder": {"x": {"content": "<z>"}}})"),
+              HasSubstr("added_tokens_decoder.x"));
   EXPECT_THAT(error_of(small_file(), "["), HasSubstr("tokenizer_config.json"));
 }
 

@@ -130,7 +130,8 @@ TEST(Tokenizer, RangesDoNotDisturbOrdinaryText) {
   const size_t control = text.find("<|im_end|>"), after = control + 10;
   for (size_t a = 0; a <= control; ++a)
     for (size_t b = after; b <= text.size(); ++b) {
-      const TextRange ranges[] = {{a, AddedTokens::none}, {b, AddedTokens::all}, {text.size(), AddedTokens::assistant}};
+      const TextRange ranges[] = {
+          {a, AddedTokens::none}, {b, AddedTokens::all}, {text.size(), AddedTokens::assistant}};
       std::vector<int32_t> ids;
       tiny().encode_append(text, ranges, ids);
       ASSERT_EQ(ids, whole) << a << " " << b;
@@ -178,7 +179,8 @@ std::vector<int32_t> merged_naively(const TokenizerData& data, std::string_view 
     size_t best = SIZE_MAX, at = 0;
     int32_t result = 0;
     for (size_t i = 0; i + 1 < ids.size(); ++i)
-      if (const auto found = rank.find({ids[i], ids[i + 1]}); found != rank.end() && found->second.first < best)
+      if (const auto found = rank.find({ids[i], ids[i + 1]});
+          found != rank.end() && found->second.first < best)
         best = found->second.first, result = found->second.second, at = i;
     if (best == SIZE_MAX) return ids;
     ids[at] = result;
@@ -218,8 +220,9 @@ TEST(Tokenizer, AMegabyteOfAnythingTakesNoQuadraticTime) {
     while (text.size() < n) text += "<|im_<tool_<";
     return text;
   }();
-  for (const std::string& text : {word, std::string(n, 'a'), std::string(n, ' '), std::string(n, '7'), std::string(n, '\n'),
-                                  std::string(n, '!'), std::string(n, '<'), std::string(n, '\xff'), marks, tags}) {
+  for (const std::string& text :
+       {word, std::string(n, 'a'), std::string(n, ' '), std::string(n, '7'), std::string(n, '\n'),
+        std::string(n, '!'), std::string(n, '<'), std::string(n, '\xff'), marks, tags}) {
     const auto begin = std::chrono::steady_clock::now();
     const auto ids = tiny().encode(text, AddedTokens::all);
     // A quadratic step would take minutes; slow machines and sanitizers get their share.
@@ -297,7 +300,9 @@ TEST(Detokenizer, PiecesJoinToTheBatchDecode) {
   for (int round = 0; round < 300; ++round) {
     std::vector<int32_t> ids(random() % 40);
     for (int32_t& i : ids)
-      i = static_cast<int32_t>(random() % 4 == 0 ? 8100 + random() % 100 : random() % 2 ? random() % 256 : random() % 8161);
+      i = static_cast<int32_t>(random() % 4 == 0 ? 8100 + random() % 100
+                               : random() % 2    ? random() % 256
+                                                 : random() % 8161);
     std::string bytes, expected;  // the rule: special ids vanish, added tokens end what is open
     const auto end_run = [&] { expected += replace_invalid_utf8(bytes), bytes.clear(); };
     for (const int32_t i : ids) {

@@ -31,11 +31,11 @@ TEST(Unicode, MaximalInvalidPartsBecomeOneReplacementEach) {
   const auto shown = [](std::string_view bytes) { return replace_invalid_utf8(bytes); };
   EXPECT_EQ(shown("\xF0\x9F("), "\uFFFD(");
   EXPECT_EQ(shown("\x98\x80"), "\uFFFD\uFFFD");
-  EXPECT_EQ(shown("\xFF\xC0\xAF"), "\uFFFD\uFFFD\uFFFD");              // bytes that never occur
-  EXPECT_EQ(shown("\xE0\x80\x80"), "\uFFFD\uFFFD\uFFFD");              // overlong
-  EXPECT_EQ(shown("\xED\xA0\x80"), "\uFFFD\uFFFD\uFFFD");              // a surrogate
-  EXPECT_EQ(shown("\xF4\x90\x80\x80"), "\uFFFD\uFFFD\uFFFD\uFFFD");    // above U+10FFFF
-  EXPECT_EQ(shown("\xE4\xB8"), "\uFFFD");                              // cut
+  EXPECT_EQ(shown("\xFF\xC0\xAF"), "\uFFFD\uFFFD\uFFFD");            // bytes that never occur
+  EXPECT_EQ(shown("\xE0\x80\x80"), "\uFFFD\uFFFD\uFFFD");            // overlong
+  EXPECT_EQ(shown("\xED\xA0\x80"), "\uFFFD\uFFFD\uFFFD");            // a surrogate
+  EXPECT_EQ(shown("\xF4\x90\x80\x80"), "\uFFFD\uFFFD\uFFFD\uFFFD");  // above U+10FFFF
+  EXPECT_EQ(shown("\xE4\xB8"), "\uFFFD");                            // cut
   EXPECT_EQ(shown("a\xE4\xB8\xADz"), "a中z");
 }
 
@@ -74,7 +74,9 @@ TEST(Unicode, NfcEqualsPython) {
 TEST(Unicode, NfcKeepsInvalidBytesAndDoesNotComposeAcrossThem) {
   EXPECT_EQ(to_nfc("e\u0301"), "\u00e9");
   EXPECT_EQ(to_nfc("e\xFF\u0301\xF0\x9F"), "e\xFF\u0301\xF0\x9F");
-  EXPECT_EQ(to_nfc("\xE4\xB8" "e\u0301"), "\xE4\xB8\u00e9");
+  EXPECT_EQ(to_nfc("\xE4\xB8"
+                   "e\u0301"),
+            "\xE4\xB8\u00e9");
 }
 
 TEST(Unicode, NfcOfAMegabyteOfMarksIsNotQuadratic) {

@@ -100,7 +100,7 @@ struct Machine {
 // Row `out` of matrix `matrix` of a linear weight, dequantised: w = scale * code + bias in fp32.
 std::vector<float> weight_row(const model::LinearView& weight, int64_t matrix, int64_t out);
 
-void run(const Machine& m, const plan::Op& op);
+void run_op(const Machine& m, const plan::Op& op);  // any simple op
 
 // One family a file; the fields say it all, the formulas stand beside the ops in plan/op.h.
 void run(const Machine& m, const plan::Embed& op);

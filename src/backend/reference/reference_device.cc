@@ -12,7 +12,7 @@
 namespace lily::backend {
 namespace reference {
 
-void run(const Machine& m, const plan::Op& op) {
+void run_op(const Machine& m, const plan::Op& op) {
   std::visit(
       [&](const auto& o) {
         if constexpr (requires { run(m, o); }) run(m, o);
@@ -132,7 +132,7 @@ class ReferenceProgram final : public Program {
                          .f = std::vector<float>(static_cast<size_t>(rows * value.cols), kNan)});
     }
     const Machine machine{part, weights_, memory_, values_, step_, pool_};
-    for (const plan::Op& op : part.ops) run(machine, op);
+    for (const plan::Op& op : part.ops) run_op(machine, op);
     values_.resize(plan_.values.size());
     values_.insert(values_.end(), whole.begin() + static_cast<std::ptrdiff_t>(plan_.values.size()),
                    whole.end());
@@ -146,7 +146,7 @@ class ReferenceProgram final : public Program {
 
   void run_simple(const std::vector<plan::Op>& ops) {
     const Machine machine{simple_, weights_, memory_, values_, step_, pool_};
-    for (const plan::Op& op : ops) run(machine, op);
+    for (const plan::Op& op : ops) run_op(machine, op);
   }
 
   Outputs collect() {
@@ -218,7 +218,9 @@ class ReferenceDevice final : public Device {
 
   void load(const model::Checkpoint& checkpoint, const Progress& progress) override {
     memory_.dims = checkpoint.dims();
-    weights_ = model::WeightStore::load(checkpoint, pool_, progress);
+    std::vector<model::WeightId> all;
+    for (const model::WeightSpec& spec : model::catalogue(checkpoint.dims())) all.push_back(spec.id);
+    weights_ = model::WeightStore::load(checkpoint, all, pool_, progress);
   }
 
   void reserve(const MemorySpec& spec, const plan::Policy&) override {

@@ -139,18 +139,23 @@ struct Q4Weight {
     pack::mma_q4::pack(codes, scales, biases, rows, cols, std::as_writable_bytes(std::span(packed)));
   }
 
-  // Exact product with x and a bound on the kernel's rounding: fp32 accumulation of at most 2^-20 of the terms' sizes
-  // (128 + code takes part in the accumulation).
+  // Exact product with x and a bound on the kernel's rounding: x is held to half a unit of 1/32512 of its group's
+  // maximum, integer sums are exact, and the sums over groups are fp32.
   struct Product {
     double y = 0, error = 0;
   };
   Product multiply(int row, std::span<const double> x) const {
     Product p;
+    double largest = 0;
     for (int c = 0; c < cols; ++c) {
+      if (c % 64 == 0) {
+        largest = 0;
+        for (int j = c; j < c + 64; ++j) largest = std::max(largest, std::fabs(x[static_cast<size_t>(j)]));
+      }
       const size_t i = static_cast<size_t>(row) * static_cast<size_t>(cols) + static_cast<size_t>(c), g = i / 64;
       const double xc = x[static_cast<size_t>(c)];
       p.y += value[i] * xc;
-      p.error += (std::fabs(scale[g]) * (256 + code[i]) + std::fabs(bias[g])) * std::fabs(xc) * 0x1p-20;
+      p.error += std::fabs(value[i]) * largest * (0.5 / 32512) + (std::fabs(scale[g]) * code[i] + std::fabs(bias[g])) * std::fabs(xc) * 0x1p-21;
     }
     return p;
   }

@@ -1,4 +1,5 @@
-// attention_decode. Grid: per row and KV head 64 splits of the cache in clusters of 8 blocks; how many splits are in use
+// attention_decode. Grid: per row and KV head 120 splits of the cache in clusters of 8 blocks (an H200
+// holds 30 such clusters at once); how many splits are in use
 // follows from the position on the device, so the launch never changes. Bound by KV bytes, each read once for all 8
 // query heads of its KV head.
 // A warp takes 16 keys at a time straight from memory into mma.m16n8k16 fragments: the order of the 256 columns inside
@@ -15,36 +16,28 @@
 namespace lily::cuda {
 namespace {
 
-constexpr unsigned kCluster = 8, kThreads = 256;
-constexpr int kWarps = 8, kGroup = 8;  // query heads of a KV head
-constexpr int kSplits = 64, kClusters = kSplits / static_cast<int>(kCluster);
+constexpr int kWarps = 4, kGroup = 8;  // query heads of a KV head
+constexpr unsigned kCluster = 8, kThreads = kWarps * 32;
+constexpr int kSplits = 120, kClusters = kSplits / static_cast<int>(kCluster);
 constexpr int kChunk = 16;            // keys of a warp's step
-constexpr int kMinChunks = 4;         // of a split
+constexpr int kMinChunks = kWarps;    // of a split
 constexpr int kRow = kHeadCols + 4;   // floats of a partial row: 256 values, maximum, sum, padding
 
 struct Shared {
   uint16_t q[kGroup][kHeadCols];        // scaled by 1/16
   float partial[kWarps][kGroup][kRow];  // values in fragment order (fragment_column)
   float block[kGroup][kRow];            // read by the other blocks of the cluster
+  float share[kGroup][kWarps];          // what a warp's partial sum counts in the block's
   unsigned arrived;
 };
 
 // The column at place i of a partial row.
 __device__ __forceinline__ int fragment_column(int i) { return i / 64 * 64 + i % 8 * 8 + i / 16 % 4 * 2 + i / 8 % 2; }
 
-struct SoftSum {  // a weighted mean under construction
-  float value = 0, maximum = -INFINITY, sum = 0;
-  __device__ __forceinline__ void add(float v, float m, float s) {
-    if (m == -INFINITY) return;
-    const float top = fmaxf(maximum, m);
-    const float mine = maximum == -INFINITY ? 0.0f : expf(maximum - top), other = expf(m - top);
-    value = value * mine + v * other;
-    sum = sum * mine + s * other;
-    maximum = top;
-  }
-};
+// What a partial sum with maximum m counts in a total with maximum top; parts without a key have none.
+__device__ __forceinline__ float share_of(float m, float top) { return m == -INFINITY ? 0.0f : exp_fast(m - top); }
 
-__global__ void __launch_bounds__(kThreads, 1) attention_decode(AttentionDecode p) {
+__global__ void __launch_bounds__(kThreads, 2) attention_decode(AttentionDecode p) {
   auto* s = reinterpret_cast<Shared*>(shared_memory());
   const int row = static_cast<int>(blockIdx.y), thread = static_cast<int>(threadIdx.x), warp = thread / 32;
   const int lane = static_cast<int>(lane_id()), g = lane / 4, t = lane % 4;
@@ -56,27 +49,32 @@ __global__ void __launch_bounds__(kThreads, 1) attention_decode(AttentionDecode 
   if (per_split < kMinChunks) per_split = kMinChunks;
   const int n_splits = (n_chunks + per_split - 1) / per_split;
   const int n_clusters = (n_splits + static_cast<int>(kCluster) - 1) / static_cast<int>(kCluster);
+  HeadWeight q_norm{}, k_norm{};
+  if (p.prepare) {
+    q_norm = load_head_weight(p.q_norm);
+    k_norm = load_head_weight(p.k_norm);
+  }
   pdl_wait();
   pdl_trigger();
   if (split / static_cast<int>(kCluster) >= n_clusters) return;  // the whole cluster leaves
   const size_t at = static_cast<size_t>(row) * static_cast<size_t>(p.stride);
 
-  // Queries: one head a warp. The new key and value: by warp 0 of the split that has the last position.
-  {
-    const int head = kv_head * kGroup + warp;
+  // Queries: two heads a warp. The new key and value: by warp 0 of the split that has the last position.
+  for (int h = warp; h < kGroup; h += kWarps) {
+    const int head = kv_head * kGroup + h;
     uint4 q;
     if (p.prepare)
-      q = norm_and_rotate(p.q_gate + at + static_cast<size_t>(head) * 2 * kHeadCols, p.q_norm, p.epsilon, p.step.rope + row * 32);
+      q = norm_and_rotate(p.q_gate + at + static_cast<size_t>(head) * 2 * kHeadCols, q_norm, p.epsilon, p.step.rope + row * 32);
     else
       q = load_l2(reinterpret_cast<const uint4*>(p.q + (static_cast<size_t>(row) * static_cast<size_t>(p.n_q_heads) + static_cast<size_t>(head)) * kHeadCols) + lane);
     const auto scaled = [](uint32_t w) { return bf16_pair(bf16_low(w) * 0.0625f, bf16_high(w) * 0.0625f); };
-    reinterpret_cast<uint4*>(s->q[warp])[lane] = make_uint4(scaled(q.x), scaled(q.y), scaled(q.z), scaled(q.w));
-    if (p.prepare && warp == 0 && split == n_splits - 1) {
-      const size_t to = kv_offset(table, p.cache.n_kv_heads, kv_head, position);
-      const size_t from = at + static_cast<size_t>(kv_head) * kHeadCols;
-      reinterpret_cast<uint4*>(p.cache.k + to)[lane] = norm_and_rotate(p.k + from, p.k_norm, p.epsilon, p.step.rope + row * 32);
-      reinterpret_cast<uint4*>(p.cache.v + to)[lane] = load_l2(reinterpret_cast<const uint4*>(p.v + from) + lane);
-    }
+    reinterpret_cast<uint4*>(s->q[h])[lane] = make_uint4(scaled(q.x), scaled(q.y), scaled(q.z), scaled(q.w));
+  }
+  if (p.prepare && warp == 0 && split == n_splits - 1) {
+    const size_t to = kv_offset(table, p.cache.n_kv_heads, kv_head, position);
+    const size_t from = at + static_cast<size_t>(kv_head) * kHeadCols;
+    reinterpret_cast<uint4*>(p.cache.k + to)[lane] = norm_and_rotate(p.k + from, k_norm, p.epsilon, p.step.rope + row * 32);
+    reinterpret_cast<uint4*>(p.cache.v + to)[lane] = load_l2(reinterpret_cast<const uint4*>(p.v + from) + lane);
   }
   block_sync();
 
@@ -184,52 +182,102 @@ __global__ void __launch_bounds__(kThreads, 1) attention_decode(AttentionDecode 
     s->partial[warp][g][kHeadCols + 1] = sum;
   }
   block_sync();
-  for (int h = 0; h < kGroup; ++h) {
-    SoftSum total;
+  if (thread < kGroup) {
+    float top = -INFINITY, all = 0;
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w)
-      total.add(s->partial[w][h][thread], s->partial[w][h][kHeadCols], s->partial[w][h][kHeadCols + 1]);
-    s->block[h][thread] = total.value;
-    if (thread == 0) {
-      s->block[h][kHeadCols] = total.maximum;
-      s->block[h][kHeadCols + 1] = total.sum;
+    for (int w = 0; w < kWarps; ++w) top = fmaxf(top, s->partial[w][thread][kHeadCols]);
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      const float share = share_of(s->partial[w][thread][kHeadCols], top);
+      s->share[thread][w] = share;
+      all = fmaf(share, s->partial[w][thread][kHeadCols + 1], all);
     }
+    s->block[thread][kHeadCols] = top;
+    s->block[thread][kHeadCols + 1] = all;
+  }
+  block_sync();
+#pragma unroll
+  for (int h = 0; h < kGroup; ++h) {
+    float2 value = make_float2(0, 0);
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      const float2 v = reinterpret_cast<const float2*>(s->partial[w][h])[thread];
+      value.x = fmaf(s->share[h][w], v.x, value.x);
+      value.y = fmaf(s->share[h][w], v.y, value.y);
+    }
+    reinterpret_cast<float2*>(s->block[h])[thread] = value;
   }
   cluster_sync();
 
-  // Block -> cluster: block r of the cluster has head r.
+  // Block -> cluster: block r of the cluster has head r; a thread has places `thread` and thread + 128 of its row.
   const int h = static_cast<int>(cluster_rank()), head = kv_head * kGroup + h;
-  SoftSum total;
+  float value[2] = {0, 0}, top = -INFINITY, all = 0;
+  {
+    float m[kCluster], v[kCluster][3];
 #pragma unroll
-  for (unsigned r = 0; r < kCluster; ++r)
-    total.add(cluster_read(&s->block[h][thread], r), cluster_read(&s->block[h][kHeadCols], r), cluster_read(&s->block[h][kHeadCols + 1], r));
+    for (unsigned r = 0; r < kCluster; ++r) {
+      m[r] = cluster_read(&s->block[h][kHeadCols], r);
+      v[r][0] = cluster_read(&s->block[h][thread], r);
+      v[r][1] = cluster_read(&s->block[h][thread + static_cast<int>(kThreads)], r);
+      v[r][2] = cluster_read(&s->block[h][kHeadCols + 1], r);
+    }
+#pragma unroll
+    for (const float x : m) top = fmaxf(top, x);
+#pragma unroll
+    for (unsigned r = 0; r < kCluster; ++r) {
+      const float share = share_of(m[r], top);
+      value[0] = fmaf(share, v[r][0], value[0]);
+      value[1] = fmaf(share, v[r][1], value[1]);
+      all = fmaf(share, v[r][2], all);
+    }
+  }
   cluster_sync();  // nobody leaves while its shared memory may be read
 
   // Cluster -> row: the last to arrive for this head.
   if (n_clusters > 1) {
-    float* mine = p.partial + static_cast<size_t>(row * p.n_q_heads + head) * kClusters * kRow;
-    float* place = mine + split / static_cast<int>(kCluster) * kRow;
-    place[thread] = total.value;
+    float* rows = p.partial + static_cast<size_t>(row * p.n_q_heads + head) * kClusters * kRow;
+    float* mine = rows + split / static_cast<int>(kCluster) * kRow;
+    mine[thread] = value[0];
+    mine[thread + static_cast<int>(kThreads)] = value[1];
     if (thread == 0) {
-      place[kHeadCols] = total.maximum;
-      place[kHeadCols + 1] = total.sum;
+      mine[kHeadCols] = top;
+      mine[kHeadCols + 1] = all;
     }
-    memory_fence();
     block_sync();
-    if (thread == 0) s->arrived = fetch_add_acq_rel(&p.counters[row * p.n_q_heads + head], 1);
+    unsigned* counter = &p.counters[row * p.n_q_heads + head];
+    if (thread == 0) s->arrived = fetch_add_acq_rel(counter, 1);
     block_sync();
     if (s->arrived != static_cast<unsigned>(n_clusters) - 1) return;
-    memory_fence();
-    if (thread == 0) p.counters[row * p.n_q_heads + head] = 0;
-    total = SoftSum{};
-    for (int c = 0; c < n_clusters; ++c)
-      total.add(load_l2(mine + c * kRow + thread), load_l2(mine + c * kRow + kHeadCols), load_l2(mine + c * kRow + kHeadCols + 1));
+    if (thread == 0) *counter = 0;
+    float m[kClusters], v[kClusters][3];
+#pragma unroll
+    for (int c = 0; c < kClusters; ++c) {
+      const bool used = c < n_clusters;
+      m[c] = used ? load_l2(rows + c * kRow + kHeadCols) : -INFINITY;
+      v[c][0] = used ? load_l2(rows + c * kRow + thread) : 0.0f;
+      v[c][1] = used ? load_l2(rows + c * kRow + thread + static_cast<int>(kThreads)) : 0.0f;
+      v[c][2] = used ? load_l2(rows + c * kRow + kHeadCols + 1) : 0.0f;
+    }
+    top = -INFINITY;
+#pragma unroll
+    for (const float x : m) top = fmaxf(top, x);
+    value[0] = value[1] = all = 0;
+#pragma unroll
+    for (int c = 0; c < kClusters; ++c) {
+      const float share = share_of(m[c], top);
+      value[0] = fmaf(share, v[c][0], value[0]);
+      value[1] = fmaf(share, v[c][1], value[1]);
+      all = fmaf(share, v[c][2], all);
+    }
   }
-  const int column = fragment_column(thread);
-  float y = total.value / total.sum;
-  if (p.gate) y *= sigmoid(bf16_value(p.q_gate[at + static_cast<size_t>(head * 2 * kHeadCols + kHeadCols + column)]));
-  p.y[(static_cast<size_t>(row) * static_cast<size_t>(p.n_q_heads) + static_cast<size_t>(head)) * kHeadCols + static_cast<size_t>(column)] =
-      static_cast<uint16_t>(bf16_bits(y));
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int column = fragment_column(thread + i * static_cast<int>(kThreads));
+    float y = value[i] / all;
+    if (p.gate) y *= sigmoid(bf16_value(p.q_gate[at + static_cast<size_t>(head * 2 * kHeadCols + kHeadCols + column)]));
+    p.y[(static_cast<size_t>(row) * static_cast<size_t>(p.n_q_heads) + static_cast<size_t>(head)) * kHeadCols + static_cast<size_t>(column)] =
+        static_cast<uint16_t>(bf16_bits(y));
+  }
 }
 
 }  // namespace

@@ -23,12 +23,12 @@ struct AttentionDecode {
   int n_q_heads = 0, rows = 1;  // 8 query heads a KV head
   KvCache cache;
   StepView step{};
-  float* partial = nullptr;      // [rows][heads][8][260] fp32 scratch
+  float* partial = nullptr;      // [rows][heads][16][260] fp32 scratch
   unsigned* counters = nullptr;  // [rows][heads], zero between launches
   uint16_t* y = nullptr;         // [rows, heads * 256]
 };
 constexpr size_t attention_partial_floats(int rows, int n_q_heads) {
-  return static_cast<size_t>(rows) * static_cast<size_t>(n_q_heads) * 8 * 260;
+  return static_cast<size_t>(rows) * static_cast<size_t>(n_q_heads) * 16 * 260;
 }
 void launch_attention_decode(const AttentionDecode& p, cudaStream_t stream);
 

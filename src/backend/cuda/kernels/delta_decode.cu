@@ -79,17 +79,21 @@ __global__ void __launch_bounds__(kThreads) delta_mixer_decode(DeltaDecode p) {
     state[i] = src < 0 ? make_float4(0, 0, 0, 0)
                        : load_l2(reinterpret_cast<const float4*>(p.delta_state + static_cast<size_t>(src) * static_cast<size_t>(p.delta_slot_stride) + in_state + static_cast<size_t>(32 * i)));
   const float decay_rate = expf(p.a_log[head]), dt_bias = p.dt_bias[head];
+  const float norm = thread < kColumns ? p.norm[part * kColumns + thread] : 0.0f;
   pdl_wait();
   pdl_trigger();
 
+  // All loads first: one after another they would cost a trip to the L2 each.
   const size_t at = static_cast<size_t>(row) * static_cast<size_t>(p.stride);
   const uint16_t qk_now = p.qkv[at + static_cast<size_t>(qk_channel)];
-  const float x = convolve(qk, bf16_value(qk_now));
-  uint16_t v_now = 0;
+  const uint16_t a_bits = p.a[at + static_cast<size_t>(head)], b_bits = p.b[at + static_cast<size_t>(head)];
+  uint16_t v_now = 0, z_bits = 0;
   if (thread < kColumns) {
     v_now = p.qkv[at + static_cast<size_t>(v_channel)];
-    s->v[thread] = convolve(v, bf16_value(v_now));
+    z_bits = p.z[at + static_cast<size_t>(head * kHead + part * kColumns + thread)];
   }
+  const float x = convolve(qk, bf16_value(qk_now));
+  if (thread < kColumns) s->v[thread] = convolve(v, bf16_value(v_now));
   const float square = warp_sum(x * x);
   if (lane_id() == 0) s->squares[thread / 32] = square;
   block_sync();
@@ -99,10 +103,10 @@ __global__ void __launch_bounds__(kThreads) delta_mixer_decode(DeltaDecode p) {
     if (thread < kHead) s->q[thread] = x * length * 0.08838834764831845f;  // 128^-1/2
     else s->k[thread - kHead] = x * length;
   }
-  const float a = bf16_value(p.a[at + static_cast<size_t>(head)]) + dt_bias;
+  const float a = bf16_value(a_bits) + dt_bias;
   const float softplus = fmaxf(a, 0.0f) + log1pf(expf(-fabsf(a)));
   const float decay = expf(-decay_rate * softplus);
-  const float beta = sigmoid(bf16_value(p.b[at + static_cast<size_t>(head)]));
+  const float beta = sigmoid(bf16_value(b_bits));
   block_sync();
 
   float4 k[4];
@@ -149,9 +153,8 @@ __global__ void __launch_bounds__(kThreads) delta_mixer_decode(DeltaDecode p) {
     for (int i = 0; i < kParts; ++i) sum += cluster_read(&s->o_square, static_cast<unsigned>(rank / kParts * kParts + i));
     const float r = reciprocal_sqrt(sum / kHead + p.epsilon);
     const int col = part * kColumns + thread;
-    const float z = bf16_value(p.z[at + static_cast<size_t>(head * kHead + col)]);
     p.y[static_cast<size_t>(row) * static_cast<size_t>(2 * key_width) + static_cast<size_t>(head * kHead + col)] =
-        static_cast<uint16_t>(bf16_bits(s->o[thread] * r * p.norm[col] * silu(z)));
+        static_cast<uint16_t>(bf16_bits(s->o[thread] * r * norm * silu(bf16_value(z_bits))));
   }
   cluster_sync();  // nobody leaves while its shared memory may be read
 }

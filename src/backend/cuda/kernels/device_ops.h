@@ -64,6 +64,7 @@ inline uint32_t warp_ballot(bool vote) {
   return set;
 }
 inline int count_bits(uint32_t x) { return __builtin_popcount(x); }
+inline int lowest_bit(uint32_t x) { return __builtin_ctz(x); }
 inline int block_count(bool vote) {  // threads of the block that vote, to all of them
   emulated::Block* b = emulated::current().block;
   int* const counter = &b->votes[b->group.generation & 1];
@@ -99,9 +100,22 @@ inline void mma_16816(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint
   emulated::barrier(t.warp->group);
 }
 
-template <int kShift>
-inline uint32_t nibbles_plus_128(uint32_t codes) {
-  return ((codes >> (4 * kShift)) & 0x000f000fu) | 0x43004300u;
+// D += A (16 x 32, unsigned bytes) * B (32 x 8, signed bytes), exact; the fragment layout of mma.m16n8k32.
+inline void mma_16832(int32_t (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+  emulated::Thread& t = emulated::current();
+  const uint32_t mine[6] = {a0, a1, a2, a3, b0, b1};
+  memcpy(t.warp->slot[t.lane], mine, sizeof mine);
+  emulated::barrier(t.warp->group);
+  const unsigned row = t.lane / 4, col = t.lane % 4 * 2;
+  for (int i = 0; i < 4; ++i) {
+    const unsigned n = col + (i & 1);
+    for (unsigned k = 0; k < 32; ++k) {
+      const unsigned char* a = t.warp->slot[row * 4 + k % 16 / 4] + 4 * ((i >= 2 ? 1 : 0) + (k >= 16 ? 2 : 0));
+      const unsigned char* b = t.warp->slot[n * 4 + k % 16 / 4] + 4 * (k >= 16 ? 5 : 4);
+      c[i] += static_cast<int32_t>(a[k % 4]) * static_cast<signed char>(b[k % 4]);
+    }
+  }
+  emulated::barrier(t.warp->group);
 }
 
 struct MBarrier {
@@ -134,12 +148,12 @@ inline int shared_fetch_add(int* counter, int n) {
   return old;
 }
 inline void prefetch_l2(const void*) {}
-inline void memory_fence() {}
 inline unsigned fetch_add_acq_rel(unsigned* counter, unsigned n) {
   const unsigned old = *counter;
   *counter += n;
   return old;
 }
+inline int32_t round_to_int(float x) { return static_cast<int32_t>(lrintf(x)); }
 inline float exp_fast(float x) { return expf(x); }
 inline float reciprocal_sqrt(float x) { return 1.0f / sqrtf(x); }
 inline uint32_t multiply_high(uint32_t a, uint32_t b) { return static_cast<uint32_t>((uint64_t{a} * b) >> 32); }
@@ -178,6 +192,7 @@ __device__ __forceinline__ T shuffle_xor(T value, unsigned mask) {
 }
 __device__ __forceinline__ uint32_t warp_ballot(bool vote) { return __ballot_sync(~0u, vote); }
 __device__ __forceinline__ int count_bits(uint32_t x) { return __popc(x); }
+__device__ __forceinline__ int lowest_bit(uint32_t x) { return __ffs(static_cast<int>(x)) - 1; }
 __device__ __forceinline__ int block_count(bool vote) { return __syncthreads_count(vote); }
 
 // D += A (16 x 16) * B (16 x 8), bf16 with fp32 accumulation.
@@ -188,12 +203,12 @@ __device__ __forceinline__ void mma_16816(float (&c)[4], uint32_t a0, uint32_t a
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// Nibbles kShift and kShift + 4 of a word as two bf16 of value 128 + code, exactly.
-template <int kShift>
-__device__ __forceinline__ uint32_t nibbles_plus_128(uint32_t codes) {
-  uint32_t r;
-  asm("lop3.b32 %0, %1, 0x000f000f, 0x43004300, 0xea;" : "=r"(r) : "r"(codes >> (4 * kShift)));
-  return r;
+// D += A (16 x 32, unsigned bytes) * B (32 x 8, signed bytes), exact.
+__device__ __forceinline__ void mma_16832(int32_t (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                          uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%10,%11,%12,%13};"
+      : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
 }
 
 struct MBarrier {
@@ -257,12 +272,12 @@ __device__ __forceinline__ float4 load_l2(const float4* p) { return __ldcg(p); }
 __device__ __forceinline__ uint32_t load_l2(const uint32_t* p) { return __ldcg(p); }
 __device__ __forceinline__ int shared_fetch_add(int* counter, int n) { return atomicAdd(counter, n); }
 __device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
-__device__ __forceinline__ void memory_fence() { __threadfence(); }
 __device__ __forceinline__ unsigned fetch_add_acq_rel(unsigned* counter, unsigned n) {
   unsigned old;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(counter), "r"(n) : "memory");
   return old;
 }
+__device__ __forceinline__ int32_t round_to_int(float x) { return __float2int_rn(x); }
 __device__ __forceinline__ float exp_fast(float x) { return __expf(x); }  // 2 ulp + 2^-21 |x| relative
 __device__ __forceinline__ float reciprocal_sqrt(float x) { return rsqrtf(x); }
 __device__ __forceinline__ uint32_t multiply_high(uint32_t a, uint32_t b) { return __umulhi(a, b); }

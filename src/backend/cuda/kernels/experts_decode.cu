@@ -14,14 +14,14 @@ namespace {
 // ---- router: two of the n_experts + 1 rows a block, half of its threads for each
 constexpr unsigned kRouterThreads = 512;
 constexpr int kCodesPerStep = 8;  // of a thread
-constexpr int kRouterSteps = 4;   // hidden <= 256 threads * 8 codes * 4
+constexpr int kRouterSteps = 2;   // hidden <= 256 threads * 8 codes * 2
 
 __device__ __forceinline__ float byte_value(uint32_t word, int i) { return static_cast<float>(word >> (8 * i) & 0xffu); }
 
 __global__ void __launch_bounds__(kRouterThreads, 2) router_q8_decode(RouterDecode p) {
   unsigned char* shared = shared_memory();
-  auto* scratch = reinterpret_cast<float*>(shared + staged_row_bytes(p.hidden));
-  auto* x = reinterpret_cast<uint32_t*>(shared);  // pairs of columns, staged order
+  auto* x = reinterpret_cast<float4*>(shared);  // the normalised row, bf16 values
+  auto* scratch = reinterpret_cast<float*>(shared + static_cast<unsigned>(p.hidden) * 4);
   constexpr int kHalf = kRouterThreads / 2;
   const int half = static_cast<int>(threadIdx.x) / kHalf, i = static_cast<int>(threadIdx.x) % kHalf;
   const int out = static_cast<int>(blockIdx.x) * 2 + half;
@@ -40,11 +40,19 @@ __global__ void __launch_bounds__(kRouterThreads, 2) router_q8_decode(RouterDeco
     scale[k] = inside ? bf16_value(scales[at / 8]) : 0.0f;
     bias[k] = inside ? bf16_value(biases[at / 8]) : 0.0f;
   }
+  const NormPart norm = load_norm_weight(p.norm, p.hidden);
   pdl_wait();
   pdl_trigger();
   for (int row = 0; row < p.rows; ++row) {
-    stage_normed_row(p.x + static_cast<size_t>(row) * hidden, true, p.norm, p.hidden, p.epsilon, shared, nullptr, 0,
-                     blockIdx.x == 0 ? p.normed + static_cast<size_t>(row) * hidden : nullptr, scratch);
+    const NormPart u = norm_row(p.x + static_cast<size_t>(row) * hidden, true, norm, p.hidden, p.epsilon, scratch);
+#pragma unroll
+    for (int k = 0; k < kNormSteps; ++k) {
+      const int at = norm_index(k);
+      if (at >= p.hidden / 4) break;
+      const uint32_t low = bf16_pair(u.step[k].x, u.step[k].y), high = bf16_pair(u.step[k].z, u.step[k].w);
+      x[at] = make_float4(bf16_low(low), bf16_high(low), bf16_low(high), bf16_high(high));
+      if (blockIdx.x == 0) reinterpret_cast<uint2*>(p.normed + static_cast<size_t>(row) * hidden)[at] = make_uint2(low, high);
+    }
     block_sync();
     float sum = 0;
 #pragma unroll
@@ -53,12 +61,11 @@ __global__ void __launch_bounds__(kRouterThreads, 2) router_q8_decode(RouterDeco
       if (at * kCodesPerStep >= p.hidden) break;
       float product = 0, plain = 0;
 #pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        const uint32_t pair = x[staged_word(4 * at + w)], word = w < 2 ? c[k].x : c[k].y;
-        const float x0 = bf16_low(pair), x1 = bf16_high(pair);
-        product = fmaf(byte_value(word, w % 2 * 2), x0, product);
-        product = fmaf(byte_value(word, w % 2 * 2 + 1), x1, product);
-        plain += x0 + x1;
+      for (int w = 0; w < 2; ++w) {
+        const float4 v = x[2 * at + w];
+        const uint32_t word = w == 0 ? c[k].x : c[k].y;
+        product = fmaf(byte_value(word, 0), v.x, fmaf(byte_value(word, 1), v.y, fmaf(byte_value(word, 2), v.z, fmaf(byte_value(word, 3), v.w, product))));
+        plain += (v.x + v.y) + (v.z + v.w);
       }
       sum = fmaf(scale[k], product, fmaf(bias[k], plain, sum));
     }
@@ -89,7 +96,7 @@ __host__ __device__ GateUpLayout gate_up_layout(const ExpertsGateUpDecode& p) {
   GateUpLayout l{};
   l.x = tiles * n_groups * kRecordBytes;
   l.sums = l.x + staged_row_bytes(p.hidden);
-  l.partial = l.sums + (n_groups * 4 + 15) / 16 * 16;
+  l.partial = l.sums + (n_groups * 8 + 15) / 16 * 16;
   l.top = l.partial + tiles * static_cast<unsigned>(p.units_per_tile) * kTileRows * 4;
   l.scratch = l.top + static_cast<unsigned>(sizeof(Top8));
   l.barriers = l.scratch + static_cast<unsigned>(sizeof(Top8Scratch));
@@ -129,48 +136,44 @@ __global__ void __launch_bounds__(kThreads) experts_gate_up_q4_decode(ExpertsGat
   }
   pdl_wait();
   pdl_trigger();
-  if (threadIdx.x < 32) {
-    if (p.logits != nullptr) {
-      select_top8(p.logits + static_cast<size_t>(row) * static_cast<size_t>(p.logits_stride), p.n_experts, top,
-                  reinterpret_cast<Top8Scratch*>(shared + l.scratch));
-      warp_sync();
-      if (blockIdx.x == 0 && threadIdx.x < kTop) {
-        p.ids[row * kTop + static_cast<int>(threadIdx.x)] = top->ids[threadIdx.x];
-        p.weights[row * kTop + static_cast<int>(threadIdx.x)] = top->weights[threadIdx.x];
-      }
-    } else if (threadIdx.x < kTop) {
-      top->ids[threadIdx.x] = p.ids[row * kTop + static_cast<int>(threadIdx.x)];
-    }
-    warp_sync();
-    if (threadIdx.x == 0)
-      for (int i = 0; i < my_pairs; ++i) {
-        const size_t expert = static_cast<size_t>(top->ids[(first + i) / expert_tiles]);
-        const size_t tile = expert * static_cast<size_t>(expert_tiles) + static_cast<size_t>((first + i) % expert_tiles);
-        request(2 * (my_shared + i), p.gate, tile);
-        request(2 * (my_shared + i) + 1, p.up, tile);
-      }
+  if (p.logits != nullptr) {
+    select_top8(p.logits + static_cast<size_t>(row) * static_cast<size_t>(p.logits_stride), p.n_experts, top,
+                reinterpret_cast<Top8Scratch*>(shared + l.scratch));
+  } else {
+    if (threadIdx.x < kTop) top->ids[threadIdx.x] = p.ids[row * kTop + static_cast<int>(threadIdx.x)];
+    block_sync();
   }
-  auto* sums = reinterpret_cast<float*>(shared + l.sums);
-  stage_bf16_row(p.normed + static_cast<size_t>(row) * static_cast<size_t>(p.hidden), p.hidden, shared + l.x, sums, 1);
+  // One thread a tile asks for it; the barriers were initialised before the block met.
+  if (static_cast<int>(threadIdx.x) < 2 * my_pairs) {
+    const int pair = static_cast<int>(threadIdx.x) / 2, half = static_cast<int>(threadIdx.x) % 2;
+    const size_t expert = static_cast<size_t>(top->ids[(first + pair) / expert_tiles]);
+    const size_t tile = expert * static_cast<size_t>(expert_tiles) + static_cast<size_t>((first + pair) % expert_tiles);
+    request(2 * (my_shared + pair) + half, half == 0 ? p.gate : p.up, tile);
+  }
+  if (p.logits != nullptr && blockIdx.x == 0 && threadIdx.x < kTop) {
+    p.ids[row * kTop + static_cast<int>(threadIdx.x)] = top->ids[threadIdx.x];
+    p.weights[row * kTop + static_cast<int>(threadIdx.x)] = top->weights[threadIdx.x];
+  }
+  auto* scales = reinterpret_cast<GroupScale*>(shared + l.sums);
+  stage_bf16_row(p.normed + static_cast<size_t>(row) * static_cast<size_t>(p.hidden), p.hidden, shared + l.x, scales, 1);
   block_sync();
 
   auto* partial = reinterpret_cast<float*>(shared + l.partial);
-  for (int unit = static_cast<int>(threadIdx.x / 32); unit < n_tiles * p.units_per_tile; unit += kWarps) {
-    const int tile = unit / p.units_per_tile, begin = unit % p.units_per_tile * p.groups_per_unit;
+  int tile = 0, in_tile = static_cast<int>(threadIdx.x / 32);
+  for (int unit = in_tile; unit < n_tiles * p.units_per_tile; unit += kWarps, in_tile += kWarps) {
+    for (; in_tile >= p.units_per_tile; in_tile -= p.units_per_tile) ++tile;
+    const int begin = in_tile * p.groups_per_unit;
     const int n = n_groups - begin < p.groups_per_unit ? n_groups - begin : p.groups_per_unit;
     mbarrier_wait(&barriers[tile], 0);
     store_unit<1>(sum_groups<1>(shared + static_cast<unsigned>(tile) * tile_bytes + static_cast<unsigned>(begin) * kRecordBytes, n,
-                                shared + l.x + begin * 2 * kGroupCols, 0, sums + begin),
+                                shared + l.x + begin * 2 * kGroupCols, 0, scales + begin),
                   partial + unit * kTileRows);
   }
   block_sync();
   for (int i = static_cast<int>(threadIdx.x); i < n_tiles / 2 * kTileRows; i += static_cast<int>(kThreads)) {
     const int pair = i / kTileRows, r = i % kTileRows;
-    float gate = 0, up = 0;
-    for (int u = 0; u < p.units_per_tile; ++u) {
-      gate += partial[(2 * pair * p.units_per_tile + u) * kTileRows + r];
-      up += partial[((2 * pair + 1) * p.units_per_tile + u) * kTileRows + r];
-    }
+    const float gate = sum_units(partial + 2 * pair * p.units_per_tile * kTileRows + r, p.units_per_tile, kTileRows);
+    const float up = sum_units(partial + (2 * pair + 1) * p.units_per_tile * kTileRows + r, p.units_per_tile, kTileRows);
     const auto y = static_cast<uint16_t>(bf16_bits(silu(gate) * up));
     if (pair < my_shared) {
       p.shared_act[static_cast<size_t>(row) * static_cast<size_t>(p.shared_width) + static_cast<size_t>((shared_first + pair) * kTileRows + r)] = y;
@@ -197,7 +200,7 @@ __host__ __device__ DownLayout down_layout(const ExpertsDownDecode& p) {
   l.x = (kTop * groups + shared_groups) * kRecordBytes;
   l.row_bytes = staged_row_bytes(p.width);
   l.sums = l.x + kTop * l.row_bytes + staged_row_bytes(p.shared_width);
-  l.partial = l.sums + ((kTop * groups + shared_groups) * 4 + 15) / 16 * 16;
+  l.partial = l.sums + ((kTop * groups + shared_groups) * 8 + 15) / 16 * 16;
   l.top = l.partial + (kTop * l.units_per_expert + l.units_shared) * kTileRows * 4;
   l.scratch = l.top + static_cast<unsigned>(sizeof(Top8));
   l.barriers = l.scratch + static_cast<unsigned>(sizeof(Top8Scratch));
@@ -213,21 +216,23 @@ __global__ void __launch_bounds__(kDownThreads) experts_down_q4_decode(ExpertsDo
   const int row = static_cast<int>(blockIdx.y), groups = p.width / kGroupCols, shared_groups = p.shared_width / kGroupCols;
   const size_t tile = blockIdx.x, expert_tiles = static_cast<size_t>(p.hidden / kTileRows);
   const unsigned tile_bytes = static_cast<unsigned>(groups) * kRecordBytes, shared_bytes = static_cast<unsigned>(shared_groups) * kRecordBytes;
-  const auto choose_and_request = [&] {  // by warp 0
+  const auto choose_and_request = [&] {  // contains barriers
     if (p.logits != nullptr) {
       select_top8(p.logits + static_cast<size_t>(row) * static_cast<size_t>(p.logits_stride), p.n_experts, top,
                   reinterpret_cast<Top8Scratch*>(shared + l.scratch));
-    } else if (threadIdx.x < kTop) {
-      top->ids[threadIdx.x] = p.ids[row * kTop + static_cast<int>(threadIdx.x)];
-      top->weights[threadIdx.x] = p.weights[row * kTop + static_cast<int>(threadIdx.x)];
-    }
-    warp_sync();
-    if (threadIdx.x == 0)
-      for (int j = 0; j < kTop; ++j) {
-        mbarrier_expect(&barriers[j], tile_bytes);
-        bulk_copy(shared + static_cast<unsigned>(j) * tile_bytes,
-                  p.down + (static_cast<size_t>(top->ids[j]) * expert_tiles + tile) * tile_bytes, tile_bytes, &barriers[j]);
+    } else {
+      if (threadIdx.x < kTop) {
+        top->ids[threadIdx.x] = p.ids[row * kTop + static_cast<int>(threadIdx.x)];
+        top->weights[threadIdx.x] = p.weights[row * kTop + static_cast<int>(threadIdx.x)];
       }
+      block_sync();
+    }
+    if (threadIdx.x < kTop) {
+      const unsigned j = threadIdx.x;
+      mbarrier_expect(&barriers[j], tile_bytes);
+      bulk_copy(shared + j * tile_bytes, p.down + (static_cast<size_t>(top->ids[j]) * expert_tiles + tile) * tile_bytes,
+                tile_bytes, &barriers[j]);
+    }
   };
   if (threadIdx.x == 0) {
     for (int i = 0; i <= kTop; ++i) mbarrier_init(&barriers[i], 1);
@@ -238,12 +243,17 @@ __global__ void __launch_bounds__(kDownThreads) experts_down_q4_decode(ExpertsDo
     }
   }
   // The logits come from the kernel before the one in front, which has finished: they may be read before the wait.
-  if (threadIdx.x < 32 && p.logits != nullptr) choose_and_request();
+  if (p.logits != nullptr) choose_and_request();
   pdl_wait();
   pdl_trigger();
-  if (threadIdx.x < 32 && p.logits == nullptr) choose_and_request();
+  if (p.logits == nullptr) choose_and_request();
 
-  auto* sums = reinterpret_cast<float*>(shared + l.sums);
+  // Wanted at the end only, asked for now.
+  const size_t out_at = static_cast<size_t>(row) * static_cast<size_t>(p.hidden) + tile * kTileRows + threadIdx.x % kTileRows;
+  const float residual = load_l2(p.residual_in + out_at);
+  const float shared_weight =
+      shared_groups > 0 ? sigmoid(load_l2(p.shared_logit + static_cast<size_t>(row) * static_cast<size_t>(p.shared_logit_stride))) : 0.0f;
+  auto* scales = reinterpret_cast<GroupScale*>(shared + l.sums);
   const int eighths = p.width / 8, n_routed = kTop * eighths, n_eighths = n_routed + p.shared_width / 8;
   for (int i = static_cast<int>(threadIdx.x); (i & ~31) < n_eighths; i += static_cast<int>(kDownThreads)) {
     const bool inside = i < n_eighths;
@@ -251,7 +261,7 @@ __global__ void __launch_bounds__(kDownThreads) experts_down_q4_decode(ExpertsDo
     uint4 v = make_uint4(0, 0, 0, 0);
     if (i < n_routed) v = load_l2(reinterpret_cast<const uint4*>(p.act + static_cast<size_t>(row * kTop) * static_cast<size_t>(p.width)) + i);
     else if (inside) v = load_l2(reinterpret_cast<const uint4*>(p.shared_act + static_cast<size_t>(row) * static_cast<size_t>(p.shared_width)) + at);
-    stage_eight(v, inside, at, reinterpret_cast<uint32_t*>(shared + l.x + static_cast<unsigned>(j) * l.row_bytes), sums + j * groups, 1);
+    stage_eight(v, inside, 8 * at, shared + l.x + static_cast<unsigned>(j) * l.row_bytes, scales + j * groups, 1);
   }
   block_sync();
 
@@ -265,25 +275,18 @@ __global__ void __launch_bounds__(kDownThreads) experts_down_q4_decode(ExpertsDo
     mbarrier_wait(&barriers[j], 0);
     store_unit<1>(sum_groups<1>(shared + static_cast<unsigned>(j) * tile_bytes + static_cast<unsigned>(begin) * kRecordBytes, n,
                                 shared + l.x + static_cast<unsigned>(j) * l.row_bytes + begin * 2 * kGroupCols, 0,
-                                sums + j * groups + begin),
+                                scales + j * groups + begin),
                   partial + unit * kTileRows);
   }
   block_sync();
   if (threadIdx.x < kTileRows) {
     const int r = static_cast<int>(threadIdx.x);
     float mix = 0;
-    for (int j = 0; j < kTop; ++j) {
-      float y = 0;
-      for (int u = 0; u < units; ++u) y += partial[(j * units + u) * kTileRows + r];
-      mix = fmaf(top->weights[j], y, mix);
-    }
-    if (shared_groups > 0) {
-      float y = 0;
-      for (int u = 0; u < static_cast<int>(l.units_shared); ++u) y += partial[(kTop * units + u) * kTileRows + r];
-      mix = fmaf(sigmoid(load_l2(p.shared_logit + static_cast<size_t>(row) * static_cast<size_t>(p.shared_logit_stride))), y, mix);
-    }
-    const size_t at = static_cast<size_t>(row) * static_cast<size_t>(p.hidden) + tile * kTileRows + static_cast<size_t>(r);
-    p.residual_out[at] = p.residual_in[at] + mix;
+#pragma unroll
+    for (int j = 0; j < kTop; ++j) mix = fmaf(top->weights[j], sum_units(partial + j * units * kTileRows + r, units, kTileRows), mix);
+    if (shared_groups > 0)
+      mix = fmaf(shared_weight, sum_units(partial + kTop * units * kTileRows + r, static_cast<int>(l.units_shared), kTileRows), mix);
+    p.residual_out[out_at] = residual + mix;
   }
 }
 
@@ -293,7 +296,7 @@ void launch_router_decode(const RouterDecode& p, cudaStream_t stream) {
   LaunchShape shape;
   shape.threads = kRouterThreads;
   shape.grid = dim3(static_cast<unsigned>((p.n_experts + 2) / 2));
-  shape.shared_bytes = staged_row_bytes(p.hidden) + 128;
+  shape.shared_bytes = static_cast<unsigned>(p.hidden) * 4 + 128;
   launch(router_q8_decode, p, shape, stream);
 }
 

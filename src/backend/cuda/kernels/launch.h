@@ -24,6 +24,9 @@ void launch(void (*kernel)(Params), const Params& params, const LaunchShape& sha
   if (shape.shared_bytes > (48u << 10))
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.shared_bytes)),
           "raising a kernel's shared memory limit");
+  // One split of L1 and shared memory for all kernels: where it changes, an SM drains before the next kernel may start.
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
+        "choosing a kernel's shared memory split");
   cudaLaunchConfig_t config{};
   config.gridDim = shape.grid;
   config.blockDim = dim3(shape.threads);

@@ -28,7 +28,7 @@ __host__ __device__ Layout layout(const LinearDecode& p, int padded_rows, bool r
   l.x = ring ? kWarps * kRingSlots * kRingGroups * kRecordBytes
              : static_cast<unsigned>(p.tiles_per_block) * n_groups * kRecordBytes;
   l.sums = l.x + rows * staged_row_bytes(p.in);
-  l.partial = l.sums + (rows * n_groups * 4 + 15) / 16 * 16;
+  l.partial = l.sums + (rows * n_groups * 8 + 15) / 16 * 16;
   l.scratch = l.partial + (ring ? 0u : static_cast<unsigned>(p.tiles_per_block * p.units_per_tile) * rows * kTileRows * 4);
   l.barriers = l.scratch + 128;
   l.total = l.barriers + (ring ? kWarps * kRingSlots : kMaxTilesPerBlock) * 8u;
@@ -49,31 +49,29 @@ __device__ __forceinline__ const unsigned char* tile_records(const LinearDecode&
 }
 
 template <int kRows>
-__device__ __forceinline__ void stage(const LinearDecode& p, unsigned char* shared, const Layout& l) {
-  auto* sums = reinterpret_cast<float*>(shared + l.sums);
+__device__ __forceinline__ void stage(const LinearDecode& p, const NormPart& norm, unsigned char* shared, const Layout& l) {
+  auto* scales = reinterpret_cast<GroupScale*>(shared + l.sums);
   for (int r = 0; r < kRows; ++r) {
     unsigned char* staged = shared + l.x + static_cast<unsigned>(r) * staged_row_bytes(p.in);
     if (r >= p.rows) {  // columns of B without a row: their sums are not stored
       for (unsigned i = threadIdx.x; i < static_cast<unsigned>(p.in) / 2; i += kThreads) reinterpret_cast<uint32_t*>(staged)[i] = 0;
-      for (unsigned i = threadIdx.x; i < static_cast<unsigned>(p.in / kGroupCols); i += kThreads) sums[i * kRows + static_cast<unsigned>(r)] = 0;
+      for (unsigned i = threadIdx.x; i < static_cast<unsigned>(p.in / kGroupCols); i += kThreads) scales[i * kRows + static_cast<unsigned>(r)] = make_float2(0, 0);
       continue;
     }
     const size_t offset = static_cast<size_t>(r) * static_cast<size_t>(p.x_stride);
     const void* row = p.x_f32 ? static_cast<const void*>(static_cast<const float*>(p.x) + offset)
                               : static_cast<const void*>(static_cast<const uint16_t*>(p.x) + offset);
     if (p.norm != nullptr)
-      stage_normed_row(row, p.x_f32, p.norm, p.in, p.epsilon, staged, sums + r, kRows, nullptr,
-                       reinterpret_cast<float*>(shared + l.scratch));
+      stage_norm_part(norm_row(row, p.x_f32, norm, p.in, p.epsilon, reinterpret_cast<float*>(shared + l.scratch)), p.in, staged, scales + r, kRows);
     else
-      stage_bf16_row(static_cast<const uint16_t*>(row), p.in, staged, sums + r, kRows);
+      stage_bf16_row(static_cast<const uint16_t*>(row), p.in, staged, scales + r, kRows);
   }
 }
 
-__device__ __forceinline__ void finish(const LinearDecode& p, int piece, int weight_row, int row, float sum) {
-  const int col = p.pieces[piece].first_col + weight_row;
+__device__ __forceinline__ void finish(const LinearDecode& p, int col, int row, float sum, float residual) {
   const size_t at = static_cast<size_t>(row) * static_cast<size_t>(p.y_stride) + static_cast<size_t>(col);
   if (p.residual_in != nullptr) {
-    p.residual_out[at] = p.residual_in[at] + sum;
+    p.residual_out[at] = residual + sum;
     return;
   }
   if (p.n_tokens != 0 && col >= p.n_tokens) sum = -INFINITY;
@@ -100,34 +98,51 @@ __global__ void __launch_bounds__(kThreads) linear_q4_decode(LinearDecode p) {
       bulk_copy(shared + static_cast<unsigned>(i) * tile_bytes, records, tile_bytes, &barriers[i]);
     }
   }
+  // The column that this thread finishes first (mostly the only one); -1: padding.
+  const auto column_of = [&](int tile) {
+    int piece, first_row;
+    tile_records(p, first_tile + tile, &piece, &first_row);
+    const int weight_row = first_row + static_cast<int>(threadIdx.x) % kTileRows;
+    return weight_row < p.pieces[piece].n_rows ? p.pieces[piece].first_col + weight_row : -1;
+  };
+  const auto residual_at = [&](int row, int col) {
+    return p.residual_in == nullptr || col < 0 ? 0.0f : load_l2(p.residual_in + static_cast<size_t>(row) * static_cast<size_t>(p.y_stride) + static_cast<size_t>(col));
+  };
+  constexpr int kTilesAtOnce = static_cast<int>(kThreads) / kTileRows;
+  const int my_tile = static_cast<int>(threadIdx.x) / kTileRows;  // and every kTilesAtOnce-th from there, row by row
+  int col = my_tile < n_tiles ? column_of(my_tile) : -1;
+  const NormPart norm = load_norm_weight(p.norm, p.in);
   pdl_wait();
   pdl_trigger();
-  stage<kRows>(p, shared, l);
+  float residual = residual_at(0, col);  // wanted at the end, asked for now
+  stage<kRows>(p, norm, shared, l);
   block_sync();
 
   auto* partial = reinterpret_cast<float*>(shared + l.partial);
-  const auto* sums = reinterpret_cast<const float*>(shared + l.sums);
+  const auto* scales = reinterpret_cast<const GroupScale*>(shared + l.sums);
   const int n_units = n_tiles * p.units_per_tile;
-  for (int unit = static_cast<int>(threadIdx.x / 32); unit < n_units; unit += kWarps) {
-    const int tile = unit / p.units_per_tile, first = unit % p.units_per_tile * p.groups_per_unit;
+  int tile = 0, in_tile = static_cast<int>(threadIdx.x / 32);
+  for (int unit = in_tile; unit < n_units; unit += kWarps, in_tile += kWarps) {
+    for (; in_tile >= p.units_per_tile; in_tile -= p.units_per_tile) ++tile;
+    const int first = in_tile * p.groups_per_unit;
     const int n = n_groups - first < p.groups_per_unit ? n_groups - first : p.groups_per_unit;
     mbarrier_wait(&barriers[tile], 0);
     const auto sum = sum_groups<kRows>(shared + static_cast<unsigned>(tile) * tile_bytes + static_cast<unsigned>(first) * kRecordBytes, n,
                                        shared + l.x + first * 2 * kGroupCols, staged_row_bytes(p.in),
-                                       sums + first * kRows);
+                                       scales + first * kRows);
     store_unit<kRows>(sum, partial + unit * kRows * kTileRows);
   }
   block_sync();
-  for (int i = static_cast<int>(threadIdx.x); i < n_tiles * kTileRows * p.rows; i += static_cast<int>(kThreads)) {
-    const int r = i % kTileRows, tile = i / kTileRows % n_tiles, row = i / kTileRows / n_tiles;
-    int piece, first_row;
-    tile_records(p, first_tile + tile, &piece, &first_row);
-    if (first_row + r >= p.pieces[piece].n_rows) continue;
-    float sum = 0;
-    for (int u = 0; u < p.units_per_tile; ++u)
-      sum += partial[((tile * p.units_per_tile + u) * kRows + row) * kTileRows + r];
-    finish(p, piece, first_row + r, row, sum);
-  }
+  for (int row = 0; row < p.rows; ++row)
+    for (int i = my_tile; i < n_tiles; i += kTilesAtOnce) {
+      if (row > 0 || i >= kTilesAtOnce) {
+        col = column_of(i);
+        residual = residual_at(row, col);
+      }
+      if (col < 0) continue;
+      const float* first_unit = partial + (i * p.units_per_tile * kRows + row) * kTileRows + static_cast<int>(threadIdx.x) % kTileRows;
+      finish(p, col, row, sum_units(first_unit, p.units_per_tile, kRows * kTileRows), residual);
+    }
 }
 
 // Warp w of the grid takes tiles w, w + n_warps, ...; each is summed by one warp from its own ring.
@@ -157,21 +172,25 @@ __global__ void __launch_bounds__(kThreads) linear_q4_decode_ring(LinearDecode p
     mbarrier_init_fence();
     for (int i = 0; i < kRingSlots && i < n_slots; ++i) request(i);
   }
+  const NormPart norm = load_norm_weight(p.norm, p.in);
   pdl_wait();
   pdl_trigger();
-  stage<kRows>(p, shared, l);
+  stage<kRows>(p, norm, shared, l);
   block_sync();
 
-  const auto* sums = reinterpret_cast<const float*>(shared + l.sums);
+  const auto* scales = reinterpret_cast<const GroupScale*>(shared + l.sums);
   UnitSum<kRows> total{};
   for (int slot = 0; slot < n_slots; ++slot) {
     const int first = slot % slots_per_tile * kRingGroups;
     const int n = n_groups - first < kRingGroups ? n_groups - first : kRingGroups;
     mbarrier_wait(&barriers[slot % kRingSlots], static_cast<unsigned>(slot / kRingSlots) & 1);
     const auto sum = sum_groups<kRows>(ring + static_cast<unsigned>(slot % kRingSlots) * kSlotBytes, n, shared + l.x + first * 2 * kGroupCols,
-                                       staged_row_bytes(p.in), sums + first * kRows);
+                                       staged_row_bytes(p.in), scales + first * kRows);
 #pragma unroll
-    for (unsigned i = 0; i < sizeof total.acc / 4; ++i) total.acc[i] += sum.acc[i];
+    for (int h = 0; h < UnitSum<kRows>::kHalves; ++h) {
+      total.acc[h][0] += sum.acc[h][0];
+      total.acc[h][1] += sum.acc[h][1];
+    }
     warp_sync();
     if (lane == 0 && slot + kRingSlots < n_slots) request(slot + kRingSlots);
     if (slot % slots_per_tile != slots_per_tile - 1) continue;
@@ -182,18 +201,19 @@ __global__ void __launch_bounds__(kThreads) linear_q4_decode_ring(LinearDecode p
     for (int half = 0; half < 2; ++half) {
       const int row_in_weight = first_row + static_cast<int>(g) + 8 * half;
       if (row_in_weight >= p.pieces[piece].n_rows) continue;
-      if constexpr (kRows == 1) {
-        if (t == 0) finish(p, piece, row_in_weight, 0, total.acc[half]);
-      } else {
+      const int col = p.pieces[piece].first_col + row_in_weight;
+      const auto finish_row = [&](int row, float y) {
+        const size_t at = static_cast<size_t>(row) * static_cast<size_t>(p.y_stride) + static_cast<size_t>(col);
+        finish(p, col, row, y, p.residual_in == nullptr ? 0.0f : p.residual_in[at]);
+      };
 #pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          const int row = static_cast<int>(2 * t) + j;
-          if (row < p.rows) finish(p, piece, row_in_weight, row, total.acc[2 * half + j]);
-        }
+      for (int h = 0; h < UnitSum<kRows>::kHalves; ++h) {
+        const int row = static_cast<int>(t) + h * kRowsAtOnce;
+        if (row < p.rows) finish_row(row, total.acc[h][half]);
       }
     }
 #pragma unroll
-    for (float& a : total.acc) a = 0;
+    for (auto& half : total.acc) half[0] = half[1] = 0;
   }
 }
 

@@ -16,6 +16,7 @@
 #include <algorithm>
 
 #include "backend/cuda/kernels/launch.h"
+#include "backend/cuda/kernels/nibbles.h"
 #include "backend/cuda/kernels/prefill_ops.h"
 #include "backend/cuda/prefill_linear.h"
 #include "pack/mma_q4_layout.h"

@@ -1,11 +1,13 @@
 // The inner loop of every 4-bit decode kernel: y[row] = sum over groups of scale * (codes . x) + bias * sum(x).
 //
-// Weights are records of pack/mma_q4.h (16 rows x 64 columns, 576 bytes), copied to shared memory by the copy engine;
-// a warp multiplies one record with four mma.m16n8k16, columns of B being 1 or up to 8 activation rows. Codes enter
-// the product as 128 + code, so each group's fp32 accumulator holds codes . x + 128 * sum(x), and
-//   y += scale * (accumulator - 128 * sum(x)) + bias * sum(x)     in fp32, groups in rising order.
-// A warp sums a run of groups ("unit"), the units of a tile are summed in rising order through shared memory. The order
-// depends on the weight's shape only, never on the number of activation rows.
+// Weights are records of pack/mma_q4.h (16 rows x 64 columns, 576 bytes), copied to shared memory by the copy engine.
+// Activations enter as two planes of signed bytes a group of 64: x = unit * (256 p + q), unit = max|x| / 32512, exact to
+// 2^-16 of the group's maximum. A record's words, split into low and high nibbles, are the u8 A fragments of
+// mma.m16n8k32 as they stand (low: row g, high: row g + 8), and the two planes are two columns of B, so a record costs
+// 12 integer instructions and two exact products for up to 4 activation rows. Per group
+//   y += (scale * unit) * (256 p . codes + q . codes) + bias * sum(x)     in fp32, groups in rising order.
+// A warp sums a run of groups ("unit" of work), the runs of a tile are summed in rising order through shared memory.
+// The order depends on the weight's shape only, never on the number of activation rows.
 #pragma once
 
 #include "backend/cuda/kernels/device_ops.h"
@@ -16,62 +18,60 @@ inline constexpr int kRecordBytes = 576;
 inline constexpr int kRecordCodeBytes = 512;
 inline constexpr int kTileRows = 16;
 inline constexpr int kGroupCols = 64;
-inline constexpr int kMaxRows = 8;  // activation rows of one kernel
+inline constexpr int kMaxRows = 8;     // activation rows of one kernel
+inline constexpr int kRowsAtOnce = 4;  // activation rows of one product
 
-// Bytes between activation rows in shared memory; the 64 spread the 8 rows of a B fragment over all banks.
-__host__ __device__ constexpr unsigned staged_row_bytes(int cols) { return static_cast<unsigned>(cols) * 2 + 64; }
+// Bytes of a staged activation row: two planes, 128 bytes a group. The 32 spread the rows of a fragment over the banks.
+__host__ __device__ constexpr unsigned staged_row_bytes(int cols) { return static_cast<unsigned>(cols) * 2 + 32; }
 
-// Where the pair of columns (2 w, 2 w + 1) stands in a staged row, in words: lane t = l % 4 of a B fragment finds its
-// four words for 32 columns side by side.
-__device__ __forceinline__ int staged_word(int w) {
-  return (w & ~15) | (w & 3) << 2 | (w & 8) >> 2 | (w & 4) >> 2;
+// What the sums of a group need: the unit of its planes, and the sum of its values.
+using GroupScale = float2;
+
+// Byte of column c (0 .. 63) in a group's plane: lane t = l % 4 of a B fragment finds its 16 bytes side by side, in the
+// order in which the nibbles of a record's words stand.
+__device__ __forceinline__ int staged_byte(int c) {
+  return (c & 7) >> 1 << 4 | c >> 4 << 2 | (c & 1) << 1 | (c >> 3 & 1);
 }
 
-// Sums of one record run. kRows 1: acc[0] row g, acc[1] row g + 8 of the tile (g = lane / 4), equal in the lanes of a
-// quad. kRows 8: acc[2 i + j] is tile row g + 8 i, activation row 2 t + j.
+// acc[h][i]: tile row g + 8 i (g = lane / 4), activation row lane % 4 + 4 h.
 template <int kRows>
 struct UnitSum {
-  float acc[kRows == 1 ? 2 : 4];
+  static constexpr int kHalves = (kRows + kRowsAtOnce - 1) / kRowsAtOnce;
+  float acc[kHalves][2];
 };
 
-// records: first record in shared memory. x: staged rows at the first group. sums: [group][kRows] from the first group.
+// records: first record in shared memory. x: staged rows at the first group, n_rows of them. scales: [group][kRows].
 template <int kRows>
 __device__ __forceinline__ UnitSum<kRows> sum_groups(const unsigned char* records, int n_groups, const unsigned char* x,
-                                                     unsigned x_row_bytes, const float* sums) {
+                                                     unsigned x_row_bytes, const GroupScale* scales) {
   const unsigned lane = lane_id(), g = lane / 4, t = lane % 4;
   UnitSum<kRows> total;
 #pragma unroll
-  for (float& a : total.acc) a = 0;
-  if (kRows > 1) x += g * x_row_bytes;
-#pragma unroll 2
+  for (auto& half : total.acc) half[0] = half[1] = 0;
+  const auto* codes_at = reinterpret_cast<const uint4*>(records) + lane;
+  const auto* sb_at = reinterpret_cast<const uint2*>(records + kRecordCodeBytes) + g;
+  // Column g of B: plane g % 2 of activation row g / 2. With one row all columns may hold it.
+  const auto* x_at = reinterpret_cast<const uint4*>(x + (kRows > 1 ? g / 2 * x_row_bytes : 0u) + g % 2 * kGroupCols) + t;
+  const GroupScale* scale_at = scales + (kRows > 1 ? t : 0u);
+#pragma unroll 4
   for (int i = 0; i < n_groups; ++i) {
-    const uint4 codes = reinterpret_cast<const uint4*>(records)[lane];
-    const uint2 sb = reinterpret_cast<const uint2*>(records + kRecordCodeBytes)[g];
-    const uint4 b0 = reinterpret_cast<const uint4*>(x)[t];
-    const uint4 b1 = reinterpret_cast<const uint4*>(x)[4 + t];
-    float c[4] = {0, 0, 0, 0};
-    const auto step = [&c](uint32_t w, uint32_t low, uint32_t high) {
-      mma_16816(c, nibbles_plus_128<0>(w), nibbles_plus_128<1>(w), nibbles_plus_128<2>(w), nibbles_plus_128<3>(w), low,
-                high);
-    };
-    step(codes.x, b0.x, b0.y);
-    step(codes.y, b0.z, b0.w);
-    step(codes.z, b1.x, b1.y);
-    step(codes.w, b1.z, b1.w);
-    const float scale0 = bf16_low(sb.x), bias0 = bf16_high(sb.x), scale1 = bf16_low(sb.y), bias1 = bf16_high(sb.y);
-    if constexpr (kRows == 1) {
-      const float s = sums[i];
-      total.acc[0] = fmaf(scale0, fmaf(-128.0f, s, c[0]), fmaf(bias0, s, total.acc[0]));
-      total.acc[1] = fmaf(scale1, fmaf(-128.0f, s, c[2]), fmaf(bias1, s, total.acc[1]));
-    } else {
-      const float2 s = reinterpret_cast<const float2*>(sums + i * kRows)[t];
-      total.acc[0] = fmaf(scale0, fmaf(-128.0f, s.x, c[0]), fmaf(bias0, s.x, total.acc[0]));
-      total.acc[1] = fmaf(scale0, fmaf(-128.0f, s.y, c[1]), fmaf(bias0, s.y, total.acc[1]));
-      total.acc[2] = fmaf(scale1, fmaf(-128.0f, s.x, c[2]), fmaf(bias1, s.x, total.acc[2]));
-      total.acc[3] = fmaf(scale1, fmaf(-128.0f, s.y, c[3]), fmaf(bias1, s.y, total.acc[3]));
+    const uint4 codes = codes_at[static_cast<size_t>(i) * (kRecordBytes / 16)];
+    const uint2 sb = sb_at[static_cast<size_t>(i) * (kRecordBytes / 8)];
+    const auto low = [](uint32_t w) { return w & 0x0f0f0f0fu; };
+    const auto high = [](uint32_t w) { return w >> 4 & 0x0f0f0f0fu; };
+    const uint32_t a[8] = {low(codes.x), high(codes.x), low(codes.y), high(codes.y), low(codes.z), high(codes.z), low(codes.w), high(codes.w)};
+#pragma unroll
+    for (int h = 0; h < UnitSum<kRows>::kHalves; ++h) {
+      const uint4 b = x_at[static_cast<size_t>(i) * (2 * kGroupCols / 16) + static_cast<size_t>(h) * (kRowsAtOnce * x_row_bytes / 16)];
+      int32_t c[4] = {0, 0, 0, 0};
+      mma_16832(c, a[0], a[1], a[2], a[3], b.x, b.y);
+      mma_16832(c, a[4], a[5], a[6], a[7], b.z, b.w);
+      const GroupScale s = scale_at[i * kRows + h * kRowsAtOnce];
+      const auto dot0 = static_cast<float>(c[0] * 256 + c[1]), dot1 = static_cast<float>(c[2] * 256 + c[3]);
+      float(&acc)[2] = total.acc[h];
+      acc[0] = fmaf(bf16_low(sb.x) * s.x, dot0, fmaf(bf16_high(sb.x), s.y, acc[0]));
+      acc[1] = fmaf(bf16_low(sb.y) * s.x, dot1, fmaf(bf16_high(sb.y), s.y, acc[1]));
     }
-    records += kRecordBytes;
-    x += 2 * kGroupCols;
   }
   return total;
 }
@@ -80,43 +80,72 @@ __device__ __forceinline__ UnitSum<kRows> sum_groups(const unsigned char* record
 template <int kRows>
 __device__ __forceinline__ void store_unit(const UnitSum<kRows>& sum, float* partial) {
   const unsigned lane = lane_id(), g = lane / 4, t = lane % 4;
-  if constexpr (kRows == 1) {
-    if (t == 0) {
-      partial[g] = sum.acc[0];
-      partial[g + 8] = sum.acc[1];
-    }
-  } else {
-    partial[2 * t * kTileRows + g] = sum.acc[0];
-    partial[(2 * t + 1) * kTileRows + g] = sum.acc[1];
-    partial[2 * t * kTileRows + g + 8] = sum.acc[2];
-    partial[(2 * t + 1) * kTileRows + g + 8] = sum.acc[3];
+#pragma unroll
+  for (int h = 0; h < UnitSum<kRows>::kHalves; ++h) {
+    const unsigned row = t + static_cast<unsigned>(h * kRowsAtOnce);
+    if (row >= kRows) continue;
+    partial[row * kTileRows + g] = sum.acc[h][0];
+    partial[row * kTileRows + g + 8] = sum.acc[h][1];
   }
 }
 
-// Stages eight values (v, columns 8 i .. 8 i + 7 of a row) by whole warps; the sum of a group of 64 is left at
-// sums[group * sum_stride] by the first of its eight lanes. `inside` false: the lane only takes part.
-__device__ __forceinline__ void stage_eight(uint4 v, bool inside, int i, uint32_t* words, float* sums, int sum_stride) {
-  float s = ((bf16_low(v.x) + bf16_high(v.x)) + (bf16_low(v.y) + bf16_high(v.y))) +
-            ((bf16_low(v.z) + bf16_high(v.z)) + (bf16_low(v.w) + bf16_high(v.w)));
-  s += shuffle_xor(s, 1);
-  s += shuffle_xor(s, 2);
-  s += shuffle_xor(s, 4);
-  if (!inside) return;
-  words[staged_word(4 * i)] = v.x;
-  words[staged_word(4 * i + 1)] = v.y;
-  words[staged_word(4 * i + 2)] = v.z;
-  words[staged_word(4 * i + 3)] = v.w;
-  if ((i & 7) == 0) sums[i / 8 * sum_stride] = s;
+// Sum of n units' values that lie `stride` floats apart, in rising order. Loads in batches: they are independent.
+__device__ __forceinline__ float sum_units(const float* partial, int n, int stride) {
+  float sum = 0;
+  for (int u = 0; u < n; u += 8) {
+    float v[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[j] = u + j < n ? partial[(u + j) * stride] : 0.0f;
+#pragma unroll
+    for (const float x : v) sum += x;
+  }
+  return sum;
+}
+
+// Stages kCount consecutive values from column `first` on (a multiple of kCount) into their group's planes. Whole warps
+// take part, 64 / kCount neighbouring lanes a group; `inside` false: the lane's values are zeros and nothing is stored.
+template <int kCount>
+__device__ __forceinline__ void stage_values(const float (&v)[kCount], bool inside, int first, unsigned char* staged,
+                                             GroupScale* scales, int scale_stride) {
+  constexpr int kLanes = kGroupCols / kCount;
+  float largest = 0;
+#pragma unroll
+  for (const float x : v) largest = fmaxf(largest, fabsf(x));
+#pragma unroll
+  for (int m = 1; m < kLanes; m <<= 1) largest = fmaxf(largest, shuffle_xor(largest, static_cast<unsigned>(m)));
+  const float inverse = largest > 0 ? 32512.0f / largest : 0.0f;
+  int32_t sum = 0;
+  unsigned char* group = staged + first / kGroupCols * (2 * kGroupCols);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const int32_t n = round_to_int(v[i] * inverse), p = (n + 128) >> 8;
+    sum += n;
+    const int at = staged_byte(first % kGroupCols + i);
+    if (inside) {
+      group[at] = static_cast<unsigned char>(p);
+      group[at + kGroupCols] = static_cast<unsigned char>(n - 256 * p);
+    }
+  }
+#pragma unroll
+  for (int m = 1; m < kLanes; m <<= 1) sum += shuffle_xor(sum, static_cast<unsigned>(m));
+  const float unit = largest / 32512.0f;
+  if (inside && first % kGroupCols == 0) scales[first / kGroupCols * scale_stride] = make_float2(unit, unit * static_cast<float>(sum));
+}
+
+__device__ __forceinline__ void stage_eight(uint4 bits, bool inside, int first, unsigned char* staged, GroupScale* scales,
+                                            int scale_stride) {
+  const float v[8] = {bf16_low(bits.x), bf16_high(bits.x), bf16_low(bits.y), bf16_high(bits.y),
+                      bf16_low(bits.z), bf16_high(bits.z), bf16_low(bits.w), bf16_high(bits.w)};
+  stage_values(v, inside, first, staged, scales, scale_stride);
 }
 
 // Stages one bf16 activation row of n_cols (a multiple of 64), by the whole block.
-__device__ __forceinline__ void stage_bf16_row(const uint16_t* row, int n_cols, unsigned char* staged, float* sums,
-                                               int sum_stride) {
-  auto* words = reinterpret_cast<uint32_t*>(staged);
+__device__ __forceinline__ void stage_bf16_row(const uint16_t* row, int n_cols, unsigned char* staged, GroupScale* scales,
+                                               int scale_stride) {
   for (int i = static_cast<int>(threadIdx.x); (i & ~31) * 8 < n_cols; i += static_cast<int>(blockDim.x)) {
     const bool inside = i * 8 < n_cols;
     const uint4 v = inside ? load_l2(reinterpret_cast<const uint4*>(row) + i) : make_uint4(0, 0, 0, 0);
-    stage_eight(v, inside, i, words, sums, sum_stride);
+    stage_eight(v, inside, 8 * i, staged, scales, scale_stride);
   }
 }
 
@@ -132,44 +161,56 @@ __device__ __forceinline__ float block_sum(float x, float* scratch) {
   return x;
 }
 
-// y = x * rsqrt(mean(x^2) + eps) * w, rounded to bf16, staged like stage_bf16_row; x is fp32 or bf16. Also stored to
-// `normed` unless it is null. At most kNormSteps * blockDim * 4 columns.
-inline constexpr int kNormSteps = 4;
+// RMSNorm of one row by the whole block: thread i of step k holds columns 4 (i + k * blockDim) .. + 3. At most
+// kNormSteps * blockDim * 4 columns.
+inline constexpr int kNormSteps = 2;
+struct NormPart {
+  float4 step[kNormSteps];
+};
+__device__ __forceinline__ int norm_index(int step) { return static_cast<int>(threadIdx.x + static_cast<unsigned>(step) * blockDim.x); }
+
+// A thread's part of the norm's weight: static, so it is read before the wait.
+__device__ __forceinline__ NormPart load_norm_weight(const float* weight, int n_cols) {
+  NormPart w;
+#pragma unroll
+  for (int k = 0; k < kNormSteps; ++k)
+    w.step[k] = weight != nullptr && norm_index(k) < n_cols / 4 ? reinterpret_cast<const float4*>(weight)[norm_index(k)] : make_float4(0, 0, 0, 0);
+  return w;
+}
 __device__ __forceinline__ float4 load_four(const void* row, bool f32, int i) {
   if (f32) return load_l2(static_cast<const float4*>(row) + i);
   const auto* p = reinterpret_cast<const uint32_t*>(row) + 2 * i;
   const uint32_t a = load_l2(p), b = load_l2(p + 1);
   return make_float4(bf16_low(a), bf16_high(a), bf16_low(b), bf16_high(b));
 }
-__device__ __forceinline__ void stage_normed_row(const void* row, bool f32, const float* weight, int n_cols,
-                                                 float epsilon, unsigned char* staged, float* sums, int sum_stride,
-                                                 uint16_t* normed, float* scratch) {
-  auto* words = reinterpret_cast<uint32_t*>(staged);
-  const int n4 = n_cols / 4, threads = static_cast<int>(blockDim.x);
-  float4 v[kNormSteps];
+// x * rsqrt(mean(x^2) + eps) * w in fp32; zeros beyond the row.
+__device__ __forceinline__ NormPart norm_row(const void* row, bool f32, const NormPart& weight, int n_cols, float epsilon,
+                                             float* scratch) {
+  NormPart v;
   float square = 0;
 #pragma unroll
   for (int k = 0; k < kNormSteps; ++k) {
-    const int i = static_cast<int>(threadIdx.x) + k * threads;
-    v[k] = i < n4 ? load_four(row, f32, i) : make_float4(0, 0, 0, 0);
-    square += (v[k].x * v[k].x + v[k].y * v[k].y) + (v[k].z * v[k].z + v[k].w * v[k].w);
+    const int i = norm_index(k);
+    v.step[k] = i < n_cols / 4 ? load_four(row, f32, i) : make_float4(0, 0, 0, 0);
+    const float4 x = v.step[k];
+    square += (x.x * x.x + x.y * x.y) + (x.z * x.z + x.w * x.w);
   }
   const float r = reciprocal_sqrt(block_sum(square, scratch) / static_cast<float>(n_cols) + epsilon);
 #pragma unroll
   for (int k = 0; k < kNormSteps; ++k) {
-    const int i = static_cast<int>(threadIdx.x) + k * threads;
-    if ((i & ~31) >= n4) break;  // whole warps leave together
-    const float4 w = i < n4 ? reinterpret_cast<const float4*>(weight)[i] : make_float4(0, 0, 0, 0);
-    const uint32_t low = bf16_pair(v[k].x * r * w.x, v[k].y * r * w.y);
-    const uint32_t high = bf16_pair(v[k].z * r * w.z, v[k].w * r * w.w);
-    float s = (bf16_low(low) + bf16_high(low)) + (bf16_low(high) + bf16_high(high));
+    const float4 x = v.step[k], w = weight.step[k];
+    v.step[k] = make_float4(x.x * r * w.x, x.y * r * w.y, x.z * r * w.z, x.w * r * w.w);
+  }
+  return v;
+}
+__device__ __forceinline__ void stage_norm_part(const NormPart& part, int n_cols, unsigned char* staged, GroupScale* scales,
+                                                int scale_stride) {
 #pragma unroll
-    for (int m = 1; m < 16; m <<= 1) s += shuffle_xor(s, m);
-    if (i >= n4) continue;
-    words[staged_word(2 * i)] = low;
-    words[staged_word(2 * i + 1)] = high;
-    if ((i & 15) == 0 && sums != nullptr) sums[i / 16 * sum_stride] = s;
-    if (normed != nullptr) reinterpret_cast<uint2*>(normed)[i] = make_uint2(low, high);
+  for (int k = 0; k < kNormSteps; ++k) {
+    const int i = norm_index(k);
+    if ((i & ~31) >= n_cols / 4) break;  // whole warps leave together
+    const float v[4] = {part.step[k].x, part.step[k].y, part.step[k].z, part.step[k].w};
+    stage_values(v, i < n_cols / 4, 4 * i, staged, scales, scale_stride);
   }
 }
 

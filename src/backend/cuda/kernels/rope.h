@@ -5,8 +5,19 @@
 
 namespace lily::cuda {
 
+// A lane's part of a head norm's weight.
+struct HeadWeight {
+  float part[8];
+};
+__device__ __forceinline__ HeadWeight load_head_weight(const float* weight) {
+  HeadWeight w;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) w.part[i] = weight[8 * lane_id() + static_cast<unsigned>(i)];
+  return w;
+}
+
 // Lane l returns columns 8 l .. 8 l + 7 as bf16. rope: cos and sin of the row's 32 angles.
-__device__ __forceinline__ uint4 norm_and_rotate(const uint16_t* head, const float* weight, float epsilon,
+__device__ __forceinline__ uint4 norm_and_rotate(const uint16_t* head, const HeadWeight& weight, float epsilon,
                                                  const float2* rope) {
   const int lane = static_cast<int>(lane_id());
   const uint4 bits = load_l2(reinterpret_cast<const uint4*>(head) + lane);
@@ -18,7 +29,7 @@ __device__ __forceinline__ uint4 norm_and_rotate(const uint16_t* head, const flo
   const float r = reciprocal_sqrt(warp_sum(square) / 256.0f + epsilon);
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    x[i] = x[i] * r * weight[8 * lane + i];
+    x[i] = x[i] * r * weight.part[i];
     // Lanes 0 .. 3 hold columns 0 .. 31, lanes 4 .. 7 their partners 32 .. 63.
     const float partner = shuffle_xor(x[i], 4);
     if (lane < 8) {
@@ -27,6 +38,10 @@ __device__ __forceinline__ uint4 norm_and_rotate(const uint16_t* head, const flo
     }
   }
   return make_uint4(bf16_pair(x[0], x[1]), bf16_pair(x[2], x[3]), bf16_pair(x[4], x[5]), bf16_pair(x[6], x[7]));
+}
+__device__ __forceinline__ uint4 norm_and_rotate(const uint16_t* head, const float* weight, float epsilon,
+                                                 const float2* rope) {
+  return norm_and_rotate(head, load_head_weight(weight), epsilon, rope);
 }
 
 }  // namespace lily::cuda

@@ -1,6 +1,9 @@
-// (22) (23) The router's choice, by one warp: the 8 largest of n_experts fp32 logits (a multiple of 32, at most 512;
+// (22) (23) The router's choice, by one block: the 8 largest of n_experts fp32 logits (a multiple of 32, at most 512;
 // larger logit, then lower index), and their softmax weights renormalised over the 8. The softmax over all experts
 // cancels in the renormalisation, so only the 8 exponentials are taken.
+//
+// Each warp ranks 32 logits by shuffles and keeps 8; the 8 n_warps that remain are ranked against each other. One warp
+// alone would take several times as long: its instructions wait for one another.
 #pragma once
 
 #include "backend/cuda/kernels/device_ops.h"
@@ -17,9 +20,8 @@ struct Top8 {
 };
 
 struct Top8Scratch {
-  float lane_max[32];
-  float value[kMaxExperts];
-  int32_t id[kMaxExperts];
+  uint32_t key[kMaxExperts / 32 * kTop];
+  int32_t id[kMaxExperts / 32 * kTop];
 };
 
 // Floats as integers of the same order; NaN of either sign sorts lowest so that a choice always exists.
@@ -30,54 +32,46 @@ __device__ __forceinline__ uint32_t ordered(float x) {
   return b & 0x80000000u ? ~b : b | 0x80000000u;
 }
 
-// logits: shared or global memory. The result is complete in `top` (shared) after the caller's next barrier.
+__device__ __forceinline__ float from_ordered(uint32_t key) {
+  const uint32_t b = key & 0x80000000u ? key & 0x7fffffffu : ~key;
+  float x;
+  memcpy(&x, &b, 4);
+  return x;
+}
+
+// By all threads of a block of at least n_experts; two barriers. `top` (shared) is complete for warp 0 on return, for
+// the others after the next barrier.
 __device__ __forceinline__ void select_top8(const float* logits, int n_experts, Top8* top, Top8Scratch* scratch) {
-  const int lane = static_cast<int>(lane_id());
-  const int per_lane = n_experts / 32;
-  float largest = -INFINITY;
-  for (int k = 0; k < per_lane; ++k) largest = fmaxf(largest, load_l2(logits + lane + 32 * k));
-  scratch->lane_max[lane] = largest;
-  warp_sync();
-  // The 8th largest of the lanes' maxima: at least 8 logits are not below it, seldom many more.
-  int rank = 0;
-  for (int j = 0; j < 32; ++j) {
-    const float other = scratch->lane_max[j];
-    rank += ordered(other) > ordered(largest) || (ordered(other) == ordered(largest) && j < lane);
-  }
-  const uint32_t eighth = warp_ballot(rank == kTop - 1);
-  int source = 0;
-  while (!(eighth >> source & 1)) ++source;
-  const uint32_t threshold = ordered(scratch->lane_max[source]);
-  int n = 0;
-  for (int k = 0; k < per_lane; ++k) {
-    const float x = load_l2(logits + lane + 32 * k);
-    const uint32_t chosen = warp_ballot(ordered(x) >= threshold);
-    if (chosen >> lane & 1) {
-      const int at = n + count_bits(chosen & ((1u << lane) - 1));
-      scratch->value[at] = x;
-      scratch->id[at] = lane + 32 * k;
-    }
-    n += count_bits(chosen);
-  }
-  warp_sync();
-  for (int c = lane; c < n; c += 32) {
-    const uint32_t mine = ordered(scratch->value[c]);
-    const int id = scratch->id[c];
-    int place = 0;
-    for (int j = 0; j < n; ++j) {
-      const uint32_t other = ordered(scratch->value[j]);
-      place += other > mine || (other == mine && scratch->id[j] < id);
-    }
-    if (place < kTop) {
-      top->ids[place] = id;
-      top->logits[place] = scratch->value[c];
+  const int thread = static_cast<int>(threadIdx.x), lane = static_cast<int>(lane_id()), n_kept = n_experts / 32 * kTop;
+  if (thread < n_experts) {  // whole warps
+    const uint32_t key = ordered(load_l2(logits + thread));
+    int rank = 0;
+#pragma unroll
+    for (int j = 0; j < 32; ++j) rank += shuffle_from(key, static_cast<unsigned>(j)) + (j < lane) > key;
+    if (rank < kTop) {
+      scratch->key[thread / 32 * kTop + rank] = key;
+      scratch->id[thread / 32 * kTop + rank] = thread;
     }
   }
-  warp_sync();
-  if (lane < kTop) {
-    float sum = 0;
-    for (int j = 0; j < kTop; ++j) sum += expf(top->logits[j] - top->logits[0]);
-    top->weights[lane] = expf(top->logits[lane] - top->logits[0]) / sum;
+  block_sync();
+  if (thread < n_kept) {
+    const uint32_t key = scratch->key[thread];
+    int rank = 0;
+#pragma unroll 16
+    for (int j = 0; j < n_kept; ++j) rank += scratch->key[j] + (j < thread) > key;  // kept in the order of ids where equal
+    if (rank < kTop) {
+      top->ids[rank] = scratch->id[thread];
+      top->logits[rank] = from_ordered(key);
+    }
+  }
+  block_sync();
+  if (thread < kTop) {
+    float e[kTop], sum = 0;
+#pragma unroll
+    for (int j = 0; j < kTop; ++j) e[j] = expf(top->logits[j] - top->logits[0]);
+#pragma unroll
+    for (int j = 0; j < kTop; ++j) sum += e[j];
+    top->weights[thread] = expf(top->logits[thread] - top->logits[0]) / sum;
   }
 }
 

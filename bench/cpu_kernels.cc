@@ -1,0 +1,183 @@
+// Kernels of the cpu backend at the shapes of the real model, one thread: GB/s of memory read and GFLOP/s.
+// Weights exceed the caches, as they do in a token.
+#include <benchmark/benchmark.h>
+
+#include <cstring>
+#include <memory>
+#include <new>
+#include <random>
+#include <vector>
+
+#include "backend/cpu/kernels/attention.h"
+#include "backend/cpu/kernels/delta_rule.h"
+#include "backend/cpu/kernels/linear.h"
+#include "backend/cpu/kernels/norm.h"
+#include "backend/cpu/kernels/short_conv.h"
+#include "backend/cpu/kernels/targets.h"
+#include "base/page_block.h"
+#include "pack/cpu_tiles.h"
+
+namespace lily::backend::cpu {
+namespace {
+
+using model::Storage;
+
+// Random bytes, with scales and biases whose exponents are small: codes do not matter to the time, NaN would.
+PageBlock random_tiles(Storage storage, int64_t rows, int64_t cols) {
+  PageBlock block(static_cast<size_t>(pack::cpu_packed_bytes(storage, rows, cols)));
+  std::mt19937 random(1);
+  auto* words = reinterpret_cast<uint32_t*>(block.data());
+  for (size_t i = 0; i < block.size() / 4; ++i) words[i] = static_cast<uint32_t>(random()) & 0x3fff3fffu;
+  return block;
+}
+
+std::vector<float> random_floats(int64_t n) {
+  std::mt19937 random(2);
+  std::normal_distribution<float> normal;
+  std::vector<float> x(static_cast<size_t>(n));
+  for (float& v : x) v = normal(random);
+  return x;
+}
+
+void set_rates(benchmark::State& state, double bytes, double flops) {
+  const auto n = static_cast<double>(state.iterations());
+  state.counters["GB/s"] = benchmark::Counter(n * bytes / 1e9, benchmark::Counter::kIsRate);
+  state.counters["GFLOP/s"] = benchmark::Counter(n * flops / 1e9, benchmark::Counter::kIsRate);
+}
+
+// Target, storage, input width, activation rows; 64 MiB of weights for few rows, 1,024 output rows for many.
+void linear(benchmark::State& state) {
+  const auto target = static_cast<SimdTarget>(state.range(0));
+  const auto storage = static_cast<Storage>(state.range(1));
+  const int64_t cols = state.range(2), n_rows = state.range(3);
+  force_target(target);
+  const int64_t tile_bytes = pack::cpu_tile_bytes(storage, cols);
+  const int64_t out = n_rows > kMaxTileRows ? 1024 : (int64_t{64} << 20) / tile_bytes * 16;
+  const PageBlock tiles = random_tiles(storage, out, cols);
+  const TileMatrix w{storage, reinterpret_cast<const uint8_t*>(tiles.data()), out, cols, tile_bytes};
+  const std::vector<float> x = random_floats(n_rows * cols);
+  PageBlock memory(static_cast<size_t>(quantised_bytes(n_rows, cols)));
+  const QuantisedRows quantised = quantised_rows(memory.data(), n_rows, cols);
+  for (int64_t r = 0; r < n_rows; ++r) quantise_row(x.data() + r * cols, quantised, r);
+  std::vector<float> y(static_cast<size_t>(n_rows * out));
+  for (auto _ : state) {
+    linear_tiles(w, 0, w.n_tiles(), {quantised, x.data(), cols, nullptr, 1}, n_rows,
+                 {y.data(), out, 0, nullptr});
+    benchmark::ClobberMemory();
+  }
+  set_rates(state, static_cast<double>(w.n_tiles() * tile_bytes),
+            2.0 * static_cast<double>(n_rows * out * cols));
+  state.SetLabel(std::string(to_string(target)));
+  force_target(runnable_targets().front());
+}
+
+void quantise(benchmark::State& state) {
+  const int64_t cols = state.range(0);
+  const std::vector<float> x = random_floats(cols);
+  PageBlock memory(static_cast<size_t>(quantised_bytes(1, cols)));
+  const QuantisedRows rows = quantised_rows(memory.data(), 1, cols);
+  for (auto _ : state) {
+    quantise_row(x.data(), rows, 0);
+    benchmark::ClobberMemory();
+  }
+  set_rates(state, static_cast<double>(cols) * 6, static_cast<double>(cols) * 2);
+}
+
+void norm(benchmark::State& state) {
+  const int64_t cols = state.range(0);
+  const std::vector<float> x = random_floats(cols);
+  std::vector<float> y(x);
+  for (auto _ : state) {
+    rms_norm(x.data(), x.data(), y.data(), cols);
+    benchmark::ClobberMemory();
+  }
+  set_rates(state, static_cast<double>(cols) * 12, static_cast<double>(cols) * 4);
+}
+
+// Rows; the 32 value heads of a layer.
+void delta(benchmark::State& state) {
+  constexpr int64_t kHeads = 32, kDim = 128;
+  const int64_t n_rows = state.range(0);
+  const std::vector<float> x = random_floats(n_rows * kDim), g(static_cast<size_t>(n_rows), -0.1f);
+  std::vector<float> q(x), o(x);
+  for (int64_t t = 0; t < n_rows; ++t) l2_norm(q.data() + t * kDim, 1, q.data() + t * kDim, kDim);
+  PageBlock states(static_cast<size_t>(kHeads * kDim * kDim * 4));
+  auto* s = reinterpret_cast<float*>(states.data());
+  for (auto _ : state) {
+    for (int64_t head = 0; head < kHeads; ++head)
+      delta_rule_scan({q.data(), q.data(), kDim, x.data(), kDim, g.data(), g.data(), 1, o.data(), kDim,
+                       n_rows, s + head * kDim * kDim, s + head * kDim * kDim});
+    benchmark::ClobberMemory();
+  }
+  set_rates(state, 2.0 * kHeads * kDim * kDim * 4, static_cast<double>(n_rows) * kHeads * kDim * kDim * 7);
+}
+
+void conv(benchmark::State& state) {
+  constexpr int64_t kChannels = 8192;
+  const int64_t n_rows = state.range(0);
+  const std::vector<float> x = random_floats(n_rows * kChannels), w = random_floats(4 * kChannels);
+  std::vector<float> y(x), s(3 * kChannels);
+  for (auto _ : state) {
+    short_conv({x.data(), kChannels, y.data(), kChannels, n_rows, kChannels, w.data(), s.data(), s.data()}, 0,
+               kChannels);
+    benchmark::ClobberMemory();
+  }
+  set_rates(state, static_cast<double>(n_rows * kChannels) * 8, static_cast<double>(n_rows * kChannels) * 12);
+}
+
+// Query rows of one KV head, keys; bf16.
+void attention(benchmark::State& state) {
+  const auto n_queries = static_cast<size_t>(state.range(0));
+  const int64_t n_keys = state.range(1), n_blocks = n_keys / kKvKeys;
+  KvLayer kv{nullptr, plan::FloatType::bf16, 1};
+  PageBlock memory(static_cast<size_t>(n_blocks * kv.block_bytes()));
+  auto* words = reinterpret_cast<uint32_t*>(memory.data());
+  std::mt19937 random(3);
+  for (size_t i = 0; i < memory.size() / 4; ++i) words[i] = static_cast<uint32_t>(random()) & 0x3fff3fffu;
+  kv.blocks = memory.data();
+  std::vector<int32_t> table;
+  for (int32_t i = 0; i < n_blocks; ++i) table.push_back(i);
+  const std::vector<float> q = random_floats(static_cast<int64_t>(n_queries) * 256);
+  std::vector<Query> queries;
+  std::vector<Partial> partials(n_queries);
+  std::vector<Partial*> pointers;
+  for (size_t i = 0; i < n_queries; ++i) {
+    queries.push_back({q.data() + 256 * i, n_keys});
+    pointers.push_back(&partials[i]);
+  }
+  for (auto _ : state) {
+    for (int64_t split = 0; split < n_splits(n_keys); ++split)
+      attention_split(kv, 0, table, split, queries, pointers.data());
+    benchmark::ClobberMemory();
+  }
+  set_rates(state, static_cast<double>(n_blocks * kv.block_bytes()),
+            4.0 * 256 * static_cast<double>(n_queries) * static_cast<double>(n_keys));
+}
+
+void register_all() {
+  for (const SimdTarget target : runnable_targets()) {
+    const auto t = static_cast<int64_t>(target);
+    for (const int64_t rows : {1, 2, 4, 8, 64}) {
+      benchmark::RegisterBenchmark("linear_q4", linear)
+          ->Args({t, static_cast<int64_t>(Storage::q4), 2048, rows});
+      if (rows != 1 && rows != 64) continue;
+      benchmark::RegisterBenchmark("linear_q4", linear)
+          ->Args({t, static_cast<int64_t>(Storage::q4), 512, rows});
+      benchmark::RegisterBenchmark("linear_q8", linear)
+          ->Args({t, static_cast<int64_t>(Storage::q8), 2048, rows});
+      benchmark::RegisterBenchmark("linear_bf16", linear)
+          ->Args({t, static_cast<int64_t>(Storage::bf16), 2048, rows});
+    }
+  }
+  benchmark::RegisterBenchmark("quantise_row", quantise)->Arg(2048);
+  benchmark::RegisterBenchmark("rms_norm", norm)->Arg(2048);
+  for (const int64_t rows : {1, 64, 512}) benchmark::RegisterBenchmark("delta_rule", delta)->Arg(rows);
+  for (const int64_t rows : {1, 512}) benchmark::RegisterBenchmark("short_conv", conv)->Arg(rows);
+  for (const int64_t queries : {8, 32})
+    benchmark::RegisterBenchmark("attention", attention)->Args({queries, 16384});
+}
+
+const bool kRegistered = (register_all(), true);
+
+}  // namespace
+}  // namespace lily::backend::cpu

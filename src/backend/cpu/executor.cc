@@ -1,0 +1,90 @@
+#include "backend/cpu/executor.h"
+
+#include <utility>
+
+#include "base/error.h"
+
+namespace lily::backend::cpu {
+namespace {
+
+// Barriers are microseconds apart, so a thread polls; after this many polls (some 50 microseconds) another
+// program seems to have the core of a thread that is waited for, and sleeping leaves it more.
+constexpr int kPollsBeforeSleep = 2000;
+
+inline void pause_briefly() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace
+
+void Scratch::reserve(int64_t value_bytes, int64_t worker_bytes) {
+  if (std::cmp_less(values_.size(), value_bytes)) values_ = PageBlock(static_cast<size_t>(value_bytes));
+  for (PageBlock& worker : workers_)
+    if (std::cmp_less(worker.size(), worker_bytes)) worker = PageBlock(static_cast<size_t>(worker_bytes));
+}
+
+void Executor::reserve(size_t n_intervals) {
+  queues_ = std::make_unique<Queue[]>(n_intervals);
+  n_queues_ = n_intervals;
+}
+
+void Executor::run(std::span<const Interval> intervals, const Step& step, const Scratch& scratch) {
+  LILY_CHECK(intervals.size() <= n_queues_, "{} intervals", intervals.size());
+  for (size_t i = 0; i < intervals.size(); ++i) {
+    Queue& queue = queues_[i];
+    queue.next.store(0, std::memory_order_relaxed);
+    queue.n_units = 0;
+    for (const Phase* phase : intervals[i].phases) queue.n_units += phase->n_units(step);
+  }
+  pool_.run([&](int thread) { work(intervals, step, {thread, scratch.worker(thread)}); });
+}
+
+void Executor::work(std::span<const Interval> intervals, const Step& step, Worker worker) {
+  for (size_t i = 0; i < intervals.size(); ++i) {
+    run_units(intervals[i], queues_[i], step, worker);
+    barrier();
+  }
+}
+
+void Executor::run_units(const Interval& interval, Queue& queue, const Step& step, Worker& worker) {
+  // Units come in rising order, so a thread passes the phases in theirs.
+  size_t phase = 0;
+  int64_t first = 0, n = interval.phases.empty() ? 0 : interval.phases[0]->n_units(step);
+  bool prepared = false;
+  while (true) {
+    const int64_t unit = queue.next.fetch_add(1, std::memory_order_relaxed);
+    if (unit >= queue.n_units) return;
+    while (unit >= first + n) {
+      first += n;
+      n = interval.phases[++phase]->n_units(step);
+      prepared = false;
+    }
+    const Phase& p = *interval.phases[phase];
+    if (!prepared && p.prepare) p.prepare(step, worker);
+    prepared = true;
+    p.run(step, worker, unit - first);
+  }
+}
+
+void Executor::barrier() {
+  const int n_threads = pool_.n_threads();
+  if (n_threads == 1) return;
+  const uint32_t generation = generation_.load(std::memory_order_relaxed);
+  if (n_arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == n_threads) {
+    n_arrived_.store(0, std::memory_order_relaxed);
+    generation_.store(generation + 1, std::memory_order_release);
+    generation_.notify_all();
+    return;
+  }
+  for (int poll = 0; poll < kPollsBeforeSleep; ++poll) {
+    if (generation_.load(std::memory_order_acquire) != generation) return;
+    pause_briefly();
+  }
+  generation_.wait(generation, std::memory_order_acquire);
+}
+
+}  // namespace lily::backend::cpu

@@ -1,0 +1,97 @@
+#include "backend/cpu/kernels/delta_rule.h"
+
+#include <cmath>
+
+#include "model/dims.h"
+
+// clang-format off
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "backend/cpu/kernels/delta_rule.cc"
+#include "backend/cpu/kernels/simd_targets-inl.h"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+#include "backend/cpu/kernels/math-inl.h"
+// clang-format on
+
+HWY_BEFORE_NAMESPACE();
+namespace lily::backend::cpu {
+namespace HWY_NAMESPACE {
+
+constexpr int kDim = model::kDeltaHeadDim;
+constexpr int kVecs = 2;  // of columns at a time
+
+// Columns [first, first + kVecs * lanes) of the state through all rows.
+void scan_columns(const DeltaArgs& a, int64_t first) {
+  const hn::CappedTag<float, 16> d;
+  using V = hn::Vec<decltype(d)>;
+  constexpr int kLanes = HWY_MAX_BYTES / 4;
+  constexpr int kCols = kVecs * kLanes;
+  alignas(64) float s[kDim * kCols];
+  for (int i = 0; i < kDim; ++i) {
+    for (int c = 0; c < kVecs; ++c) {
+      const auto value =
+          a.state_in != nullptr ? hn::LoadU(d, a.state_in + i * kDim + first + c * kLanes) : hn::Zero(d);
+      hn::Store(value, d, s + i * kCols + c * kLanes);
+    }
+  }
+  // The update of the row before, applied while this row reads: S = decay * S + k delta.
+  const float* last_k = nullptr;
+  V last_decay = hn::Zero(d);
+  V delta[kVecs];
+  for (V& v : delta) v = hn::Zero(d);
+  for (int64_t t = 0; t < a.n_rows; ++t) {
+    const float* k = a.k + t * a.qk_stride;
+    const float* q = a.q + t * a.qk_stride;
+    V read[kVecs], out[kVecs];
+    for (int c = 0; c < kVecs; ++c) read[c] = out[c] = hn::Zero(d);
+    for (int i = 0; i < kDim; ++i) {
+      const V ki = hn::Set(d, k[i]), qi = hn::Set(d, q[i]);
+      for (int c = 0; c < kVecs; ++c) {
+        float* at = s + i * kCols + c * kLanes;
+        V value = hn::Load(d, at);
+        if (last_k != nullptr) {
+          value = hn::MulAdd(hn::Set(d, last_k[i]), delta[c], hn::Mul(last_decay, value));
+          hn::Store(value, d, at);
+        }
+        read[c] = hn::MulAdd(ki, value, read[c]);
+        out[c] = hn::MulAdd(qi, value, out[c]);
+      }
+    }
+    const V decay = hn::Set(d, std::exp(a.g[t * a.gate_stride]));
+    const V beta = hn::Set(d, a.beta[t * a.gate_stride]);
+    const V qk = hn::Set(d, dot_of(q, k, kDim));
+    for (int c = 0; c < kVecs; ++c) {
+      const auto v = hn::LoadU(d, a.v + t * a.v_stride + first + c * kLanes);
+      delta[c] = hn::Mul(beta, hn::NegMulAdd(decay, read[c], v));
+      hn::StoreU(hn::MulAdd(qk, delta[c], hn::Mul(decay, out[c])), d,
+                 a.o + t * a.o_stride + first + c * kLanes);
+    }
+    last_k = k;
+    last_decay = decay;
+  }
+  for (int i = 0; i < kDim; ++i) {
+    for (int c = 0; c < kVecs; ++c) {
+      V value = hn::Load(d, s + i * kCols + c * kLanes);
+      if (last_k != nullptr) value = hn::MulAdd(hn::Set(d, last_k[i]), delta[c], hn::Mul(last_decay, value));
+      hn::StoreU(value, d, a.state_out + i * kDim + first + c * kLanes);
+    }
+  }
+}
+
+void scan(const DeltaArgs& args) {
+  for (int64_t first = 0; first < kDim; first += kVecs * HWY_MAX_BYTES / 4) scan_columns(args, first);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace lily::backend::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace lily::backend::cpu {
+
+HWY_EXPORT(scan);
+
+void delta_rule_scan(const DeltaArgs& args) { HWY_DYNAMIC_DISPATCH(scan)(args); }
+
+}  // namespace lily::backend::cpu
+#endif

@@ -1,0 +1,90 @@
+// Linear layers over packed weight tiles: y = x * W^T, for any number of rows.
+//
+// A call covers some tiles (16 output rows each) and all activation rows; threads divide the tiles. Every
+// output is summed by one thread in one order (dot_tile-inl.h). A tile is read from memory once per kRowBlock
+// rows and stays in L1 while those rows pass over it, eight at a time; 4-bit codes are unpacked in registers.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cpu/kernels/quantise.h"
+#include "model/weight.h"
+
+namespace lily::backend::cpu {
+
+inline constexpr int kMaxTileRows = 8;  // activation rows a tile is multiplied by at a time
+
+// A weight in the layout of pack/cpu_tiles.h, 64-byte aligned. Does not own.
+struct TileMatrix {
+  model::Storage storage = model::Storage::q4;
+  const uint8_t* tiles = nullptr;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int64_t tile_bytes = 0;
+
+  int64_t n_tiles() const { return (rows + 15) / 16; }
+  const uint8_t* tile(int64_t i) const { return tiles + i * tile_bytes; }
+  bool quantised() const { return storage != model::Storage::bf16; }
+};
+
+// One activation row, in the form that the weight's storage needs.
+struct RowRef {
+  const int8_t* planes = nullptr;      // q4, q8
+  const GroupScale* scales = nullptr;  // q4, q8
+  const float* x = nullptr;            // bf16
+};
+
+// Activation rows of a linear layer; row i of the product is row `ids ? ids[i] / per_row : i` here.
+struct InputRows {
+  QuantisedRows quantised;
+  const float* x = nullptr;  // [rows, x_stride]
+  int64_t x_stride = 0;
+  const int32_t* ids = nullptr;
+  int32_t per_row = 1;
+
+  // The same from product row `first` on.
+  InputRows from(int64_t first) const {
+    InputRows rows = *this;
+    if (ids != nullptr) {
+      rows.ids += first;
+      return rows;
+    }
+    rows.x += first * x_stride;
+    if (quantised.planes != nullptr) {
+      rows.quantised.planes = quantised.row_planes(first);
+      rows.quantised.scales = quantised.row_scales(first);
+    }
+    return rows;
+  }
+  int64_t source(int64_t i) const { return ids != nullptr ? ids[i] / per_row : i; }
+  RowRef row(int64_t i) const {
+    const int64_t from = source(i);
+    return quantised.planes != nullptr
+               ? RowRef{quantised.row_planes(from), quantised.row_scales(from), x + from * x_stride}
+               : RowRef{nullptr, nullptr, x + from * x_stride};
+  }
+};
+
+// y[i, first_col + output row] for product row i; added to `residual`, same shape, unless that is null.
+struct OutputRows {
+  float* y = nullptr;
+  int64_t stride = 0;
+  int64_t first_col = 0;
+  const float* residual = nullptr;
+
+  OutputRows from(int64_t first) const {
+    return {y + first * stride, stride, first_col, residual == nullptr ? nullptr : residual + first * stride};
+  }
+};
+
+void linear_tiles(const TileMatrix& w, int64_t tile_begin, int64_t tile_end, const InputRows& x,
+                  int64_t n_rows, const OutputRows& out);
+
+// y = silu(x * G^T) * (x * U^T) for two matrices of one shape (D4a): neither product is stored.
+void gate_up_tiles(const TileMatrix& gate, const TileMatrix& up, int64_t tile_begin, int64_t tile_end,
+                   const InputRows& x, int64_t n_rows, const OutputRows& out);
+
+// out[0 .. 16) += weight * (row `x` times one tile of w).
+void accumulate_tile(const TileMatrix& w, int64_t tile, const RowRef& x, float weight, float* out);
+
+}  // namespace lily::backend::cpu

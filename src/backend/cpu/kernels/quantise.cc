@@ -1,0 +1,101 @@
+#include "backend/cpu/kernels/quantise.h"
+
+// clang-format off
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "backend/cpu/kernels/quantise.cc"
+#include "backend/cpu/kernels/simd_targets-inl.h"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+// clang-format on
+
+HWY_BEFORE_NAMESPACE();
+namespace lily::backend::cpu {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Writes the 32 even or the 32 odd columns of a group as bytes in rising order.
+template <class D, class V>
+void split_planes(D, V q, int8_t* p0, int8_t* p1) {
+  const hn::RebindToSigned<D> di;
+  const hn::Rebind<int8_t, D> d8;
+  const auto integer = hn::NearestInt(q);
+  const auto high = hn::ShiftRight<8>(hn::Add(integer, hn::Set(di, 128)));
+  const auto low = hn::Sub(integer, hn::ShiftLeft<8>(high));
+  hn::StoreU(hn::DemoteTo(d8, high), d8, p0);
+  hn::StoreU(hn::DemoteTo(d8, low), d8, p1);
+}
+
+void quantise(const float* HWY_RESTRICT x, int8_t* HWY_RESTRICT planes, GroupScale* HWY_RESTRICT scales,
+              int64_t n_groups) {
+  const hn::CappedTag<float, 16> d;
+  const hn::RebindToSigned<decltype(d)> di;
+  const hn::CappedTag<int32_t, 8> d8words;
+  const int n = static_cast<int>(hn::Lanes(d));
+  for (int64_t group = 0; group < n_groups; ++group, x += 64, planes += 128) {
+    auto largest = hn::Zero(d);
+    auto poison = hn::Zero(d);  // 0, or NaN if any value is not finite: max() may drop a NaN
+    for (int i = 0; i < 64; i += n) {
+      const auto v = hn::LoadU(d, x + i);
+      largest = hn::Max(largest, hn::Abs(v));
+      poison = hn::MulAdd(v, hn::Zero(d), poison);
+    }
+    const float peak = hn::GetLane(hn::MaxOfLanes(d, largest));
+    const float bad = hn::GetLane(hn::SumOfLanes(d, poison));
+    if (peak == 0 || bad != 0) {  // bad != 0 holds for NaN
+      for (int i = 0; i < 128; ++i) planes[i] = 0;
+      // The sum of 1 makes a NaN scale count even where all codes are zero.
+      scales[group] = bad != 0 ? GroupScale{bad, 1} : GroupScale{0, 0};
+      continue;
+    }
+    // A subnormal peak would overflow the inverse; such a group is as good as zero.
+    const float scale = peak * (1.0f / kPlaneMax);
+    const float inverse = peak > 1e-30f ? static_cast<float>(kPlaneMax) / peak : 0.0f;
+    const auto factor = hn::Set(d, inverse);
+    const auto limit = hn::Set(d, static_cast<float>(kPlaneMax));
+    alignas(64) int8_t halves[2][2][32];  // [plane][even, odd][column / 2]
+    auto sum = hn::Zero(di);
+    for (int i = 0; i < 64; i += 2 * n) {
+      hn::Vec<decltype(d)> even, odd;
+      hn::LoadInterleaved2(d, x + i, even, odd);
+      even = hn::Max(hn::Min(hn::Mul(even, factor), limit), hn::Neg(limit));
+      odd = hn::Max(hn::Min(hn::Mul(odd, factor), limit), hn::Neg(limit));
+      split_planes(d, even, halves[0][0] + i / 2, halves[1][0] + i / 2);
+      split_planes(d, odd, halves[0][1] + i / 2, halves[1][1] + i / 2);
+      sum = hn::Add(sum, hn::Add(hn::NearestInt(even), hn::NearestInt(odd)));
+    }
+    for (int plane = 0; plane < 2; ++plane) {
+      const auto* evens = reinterpret_cast<const int32_t*>(halves[plane][0]);
+      const auto* odds = reinterpret_cast<const int32_t*>(halves[plane][1]);
+      auto* out = reinterpret_cast<int32_t*>(planes + 64 * plane);
+      for (size_t i = 0; i < 8; i += hn::Lanes(d8words))
+        hn::StoreInterleaved2(hn::LoadU(d8words, evens + i), hn::LoadU(d8words, odds + i), d8words,
+                              out + 2 * i);
+    }
+    scales[group] = {scale, static_cast<float>(hn::GetLane(hn::SumOfLanes(di, sum)))};
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace lily::backend::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace lily::backend::cpu {
+
+HWY_EXPORT(quantise);
+
+QuantisedRows quantised_rows(void* memory, int64_t rows, int64_t cols) {
+  auto* planes = static_cast<int8_t*>(memory);
+  return {planes, reinterpret_cast<GroupScale*>(planes + rows * cols * 2), cols / model::kQuantGroup};
+}
+
+void quantise_groups(const float* x, const QuantisedRows& out, int64_t row, int64_t group_begin,
+                     int64_t group_end) {
+  HWY_DYNAMIC_DISPATCH(quantise)
+  (x + group_begin * model::kQuantGroup, out.row_planes(row) + group_begin * 2 * model::kQuantGroup,
+   out.row_scales(row) + group_begin, group_end - group_begin);
+}
+
+}  // namespace lily::backend::cpu
+#endif

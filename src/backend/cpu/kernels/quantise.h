@@ -1,0 +1,46 @@
+// Activations for the integer dot products: each group of 64 values of a row becomes one fp32 scale and two
+// int8 planes, x ~= scale * (256 * p0 + p1), |256 * p0 + p1| <= 32639. The error is at most half a step,
+// 2^-16 of the group's largest value. Sums of codes times planes are exact integers, so a result does not
+// depend on the order in which a kernel adds within a group, nor on the instruction set.
+#pragma once
+
+#include <cstdint>
+
+#include "model/dims.h"
+
+namespace lily::backend::cpu {
+
+inline constexpr int kPlaneMax = 127 * 256 + 127;
+
+// Per group: the scale, and the sum of (256 * p0 + p1) as an exact float (< 2^24).
+struct GroupScale {
+  float scale;
+  float sum;
+};
+
+// Quantised rows of one width. In a plane the values of each 8 columns stand in the order 0 2 4 6 1 3 5 7, as
+// the nibbles of packed weights come out (pack/cpu_tiles.h). Does not own.
+struct QuantisedRows {
+  int8_t* planes = nullptr;      // [rows][groups][2][64]
+  GroupScale* scales = nullptr;  // [rows][groups]
+  int64_t n_groups = 0;          // of 64 columns
+
+  int8_t* row_planes(int64_t row) const { return planes + row * n_groups * 2 * model::kQuantGroup; }
+  GroupScale* row_scales(int64_t row) const { return scales + row * n_groups; }
+};
+
+inline int64_t quantised_bytes(int64_t rows, int64_t cols) {
+  return rows * (2 * cols + cols / model::kQuantGroup * static_cast<int64_t>(sizeof(GroupScale)));
+}
+// Lays rows out in memory of quantised_bytes(rows, cols), 64-byte aligned.
+QuantisedRows quantised_rows(void* memory, int64_t rows, int64_t cols);
+
+// Quantises groups [group_begin, group_end) of row `row`, from x[0 .. cols), the whole row. 64-byte alignment
+// of x is not needed. A NaN or an infinity makes its group's scale so, and reaches every output.
+void quantise_groups(const float* x, const QuantisedRows& out, int64_t row, int64_t group_begin,
+                     int64_t group_end);
+inline void quantise_row(const float* x, const QuantisedRows& out, int64_t row) {
+  quantise_groups(x, out, row, 0, out.n_groups);
+}
+
+}  // namespace lily::backend::cpu

@@ -1,0 +1,62 @@
+#include "backend/cpu/memory.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace lily::backend::cpu {
+namespace {
+
+using backend::StateSlot;
+using backend::TokenSlot;
+
+static_assert(kKvKeys == backend::kKvBlockTokens);
+
+}  // namespace
+
+Memory::Memory(const model::Dims& dims, const backend::MemorySpec& spec, plan::FloatType kv_type)
+    : dims_(dims),
+      spec_(spec),
+      kv_type_(kv_type),
+      states_(static_cast<size_t>(std::max<int64_t>(1, spec.n_state_slots * slot_floats())) * sizeof(float)),
+      tokens_(static_cast<size_t>(spec.n_token_slots), 0) {
+  const KvLayer layer{nullptr, kv_type, dims.n_kv_heads};
+  kv_ = PageBlock(static_cast<size_t>(
+      std::max<int64_t>(1, dims.n_attention_layers() * spec.n_kv_blocks * layer.block_bytes())));
+}
+
+int64_t Memory::delta_floats() const {
+  return int64_t{dims_.n_value_heads} * model::kDeltaHeadDim * model::kDeltaHeadDim;
+}
+
+int64_t Memory::conv_floats() const { return int64_t{model::kConvTaps - 1} * dims_.conv_channels(); }
+
+float* Memory::slot(StateSlot slot) const {
+  const auto i = static_cast<int64_t>(slot);
+  LILY_CHECK(i >= 0 && i < spec_.n_state_slots, "state slot {} of {}", i, spec_.n_state_slots);
+  return reinterpret_cast<float*>(states_.data()) + i * slot_floats();
+}
+
+float* Memory::delta_state(StateSlot s, int layer) const {
+  return slot(s) + dims_.mixer_index(layer) * (delta_floats() + conv_floats());
+}
+
+float* Memory::conv_state(StateSlot s, int layer) const { return delta_state(s, layer) + delta_floats(); }
+
+KvLayer Memory::kv(int layer) const {
+  KvLayer kv{kv_.data(), kv_type_, dims_.n_kv_heads};
+  kv.blocks += dims_.mixer_index(layer) * spec_.n_kv_blocks * kv.block_bytes();
+  return kv;
+}
+
+int32_t& Memory::token(TokenSlot slot) {
+  const auto i = static_cast<int64_t>(slot);
+  LILY_CHECK(i >= 0 && i < spec_.n_token_slots, "token slot {} of {}", i, spec_.n_token_slots);
+  return tokens_[static_cast<size_t>(i)];
+}
+
+void Memory::copy_state(StateSlot src, StateSlot dst) {
+  if (src != dst) std::copy_n(slot(src), slot_floats(), slot(dst));
+}
+
+}  // namespace lily::backend::cpu

@@ -1,0 +1,46 @@
+// A plan, lowered and cut into intervals. submit() runs the step; wait() hands out what it left.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "backend/backend.h"
+#include "backend/cpu/executor.h"
+
+namespace lily::backend::cpu {
+
+class CpuProgram final : public Program {
+ public:
+  // All references outlive the program. A plan that keeps its values has scratch memory of its own.
+  CpuProgram(plan::Plan plan, const Weights& weights, Memory& memory, ThreadPool& pool, Scratch& shared);
+
+  const plan::Plan& plan() const override { return plan_; }
+  void submit(const StepInputs& inputs) override;
+  StepOutputs wait() override;
+  std::vector<float> read(plan::ValueId value) override;
+  void write(plan::ValueId value, std::span<const float> data) override;
+  void run_ops(const StepInputs& inputs, int first, int last) override;
+
+ private:
+  struct Outputs {
+    std::vector<float> logits, candidate_logits, logsumexp;
+    std::vector<int32_t> tokens, candidate_ids;
+    StepOutputs view;
+  };
+
+  void collect(Outputs& out) const;
+  void copy_masked_logits(plan::ValueId logits, Outputs& out) const;
+
+  const plan::Plan plan_;
+  std::vector<Lowered> lowered_;     // [ops]
+  std::vector<Interval> intervals_;  // of the whole step
+  std::unique_ptr<Scratch> own_scratch_;
+  Scratch& scratch_;
+  Step step_;
+  Executor executor_;
+  std::array<Outputs, 2> outputs_;  // a step's stay until the second step after it
+  int n_submitted_ = 0, n_waited_ = 0;
+};
+
+}  // namespace lily::backend::cpu

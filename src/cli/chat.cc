@@ -1,0 +1,261 @@
+#include "cli/chat.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "cli/line_editor.h"
+
+namespace lily::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Kind = text::OutputEvent::Kind;
+
+constexpr uint64_t kMaxConversationBytes = uint64_t{256} << 20;
+constexpr const char* kHelp =
+    "  /help             this list\n"
+    "  /reset            forget the conversation, keep the system message\n"
+    "  /system TEXT      set the system message and start anew\n"
+    "  /think on|off     let the model think before it answers\n"
+    "  /save FILE        write the conversation as JSON\n"
+    "  /load FILE        read one\n"
+    "  /stats            figures of the last answer\n"
+    "  /quit             leave (so does Ctrl-D)\n"
+    "  Enter sends; Alt-Enter, Ctrl-J or a \\ at the end of a line continue on the next one. Ctrl-C stops an "
+    "answer.\n";
+
+std::string history_path() {
+  const char* cache = std::getenv("LILY_CACHE");
+  const char* home = std::getenv("HOME");
+  std::filesystem::path folder = cache != nullptr && *cache != '\0' ? std::filesystem::path(cache)
+                                 : home != nullptr ? std::filesystem::path(home) / ".cache/lily"
+                                                   : std::filesystem::path();
+  if (folder.empty()) return {};
+  std::error_code ignored;
+  std::filesystem::create_directories(folder, ignored);
+  return (folder / "history").string();
+}
+
+// The turn of an answer as the template takes it back in the next prompt.
+text::Message assistant_turn(const Answer& answer) {
+  text::Message message = text::Message::of("assistant", answer.output.content);
+  if (!answer.output.reasoning.empty()) message.reasoning_content = answer.output.reasoning;
+  for (const auto& call : answer.output.calls) {
+    Json arguments = Json::parse(call.arguments, nullptr, false);
+    message.tool_calls.push_back({call.name, arguments.is_object() ? std::move(arguments) : Json::object()});
+  }
+  return message;
+}
+
+class Chat {
+ public:
+  Chat(Assistant& assistant, AnswerOptions options, const std::string& system, const Json& tools)
+      : assistant_(assistant), options_(std::move(options)), tools_(tools) {
+    set_system(system);
+    history_ = history_path();
+    editor_.load_history(history_);
+  }
+
+  int loop() {
+    fmt::print(stderr, "lily: {} on {}, {} tokens of context; /help lists the commands\n",
+               assistant_.folder(), assistant_.backend(), assistant_.context());
+    std::string line;
+    while (true) {
+      const LineEditor::Result result = editor_.read("> ", line);
+      if (result == LineEditor::Result::end_of_input) return 0;
+      if (result == LineEditor::Result::interrupted || line.find_first_not_of(" \t\n") == std::string::npos)
+        continue;
+      editor_.add_history(line);
+      if (!history_.empty()) editor_.save_history(history_);
+      interrupted() = false;
+      try {
+        if (line[0] == '/') {
+          if (!command(line)) return 0;
+        } else {
+          ask(line);
+        }
+      } catch (const Error& e) {
+        fmt::print(stderr, "lily: {}\n", e.what());
+      }
+    }
+  }
+
+ private:
+  void set_system(const std::string& system) {
+    system_ = system;
+    messages_.clear();
+    if (!system.empty()) messages_.push_back(text::Message::of("system", system));
+  }
+
+  void ask(const std::string& text) {
+    messages_.push_back(text::Message::of("user", text));
+    AnswerPrinter printer;
+    try {
+      last_ = assistant_.answer(messages_, tools_, options_,
+                                [&](const text::OutputEvent& e) { printer.print(e); });
+    } catch (...) {
+      messages_.pop_back();  // the question can be asked again, shorter perhaps
+      throw;
+    }
+    printer.finish();
+    if (interrupted()) fmt::print(stderr, "lily: stopped\n");
+    interrupted() = false;
+    messages_.push_back(assistant_turn(*last_));
+  }
+
+  // False ends the chat.
+  bool command(const std::string& line) {
+    const size_t space = line.find_first_of(" \n");
+    const std::string name = line.substr(0, space);
+    const std::string rest =
+        space == std::string::npos ? "" : line.substr(line.find_first_not_of(" \n", space));
+    if (name == "/quit" || name == "/exit") return false;
+    if (name == "/help") {
+      fmt::print(stderr, "{}", kHelp);
+    } else if (name == "/reset") {
+      set_system(system_);
+    } else if (name == "/system") {
+      set_system(rest);
+    } else if (name == "/think") {
+      if (rest == "on" || rest == "off") options_.think = rest == "on";
+      fmt::print(stderr, "lily: thinking is {}\n", options_.think ? "on" : "off");
+    } else if (name == "/save") {
+      save(rest);
+    } else if (name == "/load") {
+      load(rest);
+    } else if (name == "/stats") {
+      if (last_) print_statistics(*last_);
+      else fmt::print(stderr, "lily: no answer yet\n");
+    } else {
+      fmt::print(stderr, "lily: no command {}; /help lists them\n", name);
+    }
+    return true;
+  }
+
+  void save(const std::string& path) {
+    if (path.empty()) fail(Fault::user, "/save needs a file name");
+    std::ofstream out(path, std::ios::binary | std::ios::trunc);
+    out << conversation_json(messages_).dump(2, ' ', false, Json::error_handler_t::replace) << '\n';
+    out.close();
+    if (!out) fail(Fault::user, "{}: cannot be written", path);
+    fmt::print(stderr, "lily: {} messages written to {}\n", messages_.size(), path);
+  }
+
+  void load(const std::string& path) {
+    if (path.empty()) fail(Fault::user, "/load needs a file name");
+    const Json json = Json::parse(read_text_file(path, kMaxConversationBytes), nullptr, false);
+    if (!json.is_object() || !json.contains("messages"))
+      fail(Fault::user, "{}: expected a JSON object with \"messages\"", path);
+    messages_ = text::parse_messages(json["messages"]);
+    fmt::print(stderr, "lily: {} messages read from {}\n", messages_.size(), path);
+  }
+
+  Assistant& assistant_;
+  AnswerOptions options_;
+  const Json& tools_;
+  std::string system_, history_;
+  std::vector<text::Message> messages_;
+  std::optional<Answer> last_;
+  LineEditor editor_;
+};
+
+}  // namespace
+
+Json conversation_json(const std::vector<text::Message>& messages) {
+  Json list = Json::array();
+  for (const text::Message& message : messages) {
+    std::string content;
+    for (const text::ContentPart& part : message.content) content += part.text;
+    Json turn = {{"role", message.role}, {"content", content}};
+    if (message.reasoning_content) turn["reasoning_content"] = *message.reasoning_content;
+    for (const text::ToolCall& call : message.tool_calls)
+      turn["tool_calls"].push_back(
+          {{"type", "function"},
+           {"function", {{"name", call.name}, {"arguments", call.arguments.value_or(Json::object())}}}});
+    list.push_back(std::move(turn));
+  }
+  return {{"messages", list}};
+}
+
+std::string safe_for_terminal(std::string_view text) {
+  if (!stdout_is_terminal()) return std::string(text);
+  std::string safe;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto c = static_cast<unsigned char>(text[i]);
+    const bool is_c1 = c == 0xC2 && i + 1 < text.size() && static_cast<unsigned char>(text[i + 1]) < 0xA0;
+    if ((c < 0x20 && c != '\n' && c != '\t') || c == 0x7F || is_c1) {
+      safe += "\uFFFD";
+      i += is_c1 ? 1 : 0;
+    } else {
+      safe += text[i];
+    }
+  }
+  return safe;
+}
+
+AnswerPrinter::AnswerPrinter() : colour_(use_colour()) {}
+
+void AnswerPrinter::switch_to(Kind kind) {
+  const bool dim = kind == Kind::reasoning;
+  if (dimmed_ && !dim) {
+    std::fputs(colour_ ? "\x1b[0m\n\n" : "\n\n", stdout);
+    ends_line_ = true;
+  }
+  if (dim && !dimmed_ && colour_) std::fputs("\x1b[2m", stdout);
+  if (kind == Kind::call_begin && !ends_line_) {
+    std::fputc('\n', stdout);
+    ends_line_ = true;
+  }
+  dimmed_ = dim;
+}
+
+void AnswerPrinter::print(const text::OutputEvent& event) {
+  switch_to(event.kind);
+  std::string shown;
+  switch (event.kind) {
+    case Kind::reasoning:
+    case Kind::content:
+    case Kind::call_arguments:
+      shown = safe_for_terminal(event.text);
+      break;
+    case Kind::call_begin:
+      shown = "-> " + safe_for_terminal(event.text) + " ";
+      break;
+    case Kind::call_end:
+      shown = "\n";
+      break;
+  }
+  if (shown.empty()) return;
+  ends_line_ = shown.back() == '\n';
+  has_output_ = true;
+  std::fwrite(shown.data(), 1, shown.size(), stdout);
+  std::fflush(stdout);
+}
+
+void AnswerPrinter::finish() {
+  if (dimmed_ && colour_) std::fputs("\x1b[0m", stdout);
+  dimmed_ = false;
+  if (has_output_ && !ends_line_) std::fputc('\n', stdout);
+  std::fflush(stdout);
+}
+
+void print_statistics(const Answer& a) {
+  fmt::print(stderr,
+             "lily: prompt {} tokens ({} cached) at {:.0f} tok/s, answer {} tokens at {:.0f} tok/s, first "
+             "token after "
+             "{:.0f} ms{}\n",
+             a.usage.prompt_tokens, a.usage.cached_tokens, a.prefill_tok_s(), a.usage.completion_tokens,
+             a.decode_tok_s(), a.timings.ttft_ms,
+             a.finish == engine::Finish::length ? "; ended by the token limit" : "");
+}
+
+int chat(Assistant& assistant, const AnswerOptions& options, const std::string& system, const Json& tools) {
+  return Chat(assistant, options, system, tools).loop();
+}
+
+}  // namespace lily::cli

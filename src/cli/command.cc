@@ -1,0 +1,116 @@
+#include "cli/command.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+
+#include "base/error.h"
+#include "base/log.h"
+
+namespace lily::cli {
+
+void add_model_options(CLI::App& command, ModelOptions& options) {
+  command.add_option("-m,--model", options.model,
+                     "Folder of a checkpoint, or the name of one that has been pulled");
+  command.add_option("--backend", options.backend, "auto, reference, cpu, cuda, metal or metal-emulated")
+      ->capture_default_str();
+  command.add_option("--kv", options.kv, "Type of the KV cache (default: the backend's; cpu and GPUs: bf16)")
+      ->check(CLI::IsMember({"bf16", "f32"}));
+  command.add_option("--threads", options.threads, "Threads of the CPU backends; 0: physical cores")
+      ->check(CLI::Range(0, 1024));
+  command.add_option("--ctx", options.ctx, "Tokens of context; 0: what fits, at most the model's limit")
+      ->check(CLI::Range(0, 1 << 20));
+  command.add_option("--disable", options.disable, "Mechanisms to switch off, as in P1,D3");
+}
+
+plan::Policy chosen_policy(const backend::Device& device, const model::Dims& dims,
+                           const ModelOptions& options) {
+  plan::Policy policy = device.policy(dims);
+  if (device.info().backend == "reference") policy.kv = plan::FloatType::f32;
+  else policy.kv = options.kv == "f32" ? plan::FloatType::f32 : plan::FloatType::bf16;
+  for (const plan::Mechanism mechanism : plan::parse_mechanisms(options.disable)) {
+    const auto ablated = plan::without(policy, mechanism);
+    if (!ablated)
+      fail(Fault::user, "--disable {}: not applicable on backend '{}'", plan::name(mechanism),
+           device.info().backend);
+    policy = *ablated;
+  }
+  return policy;
+}
+
+engine::LoadOptions load_options(const ModelOptions& options) {
+  engine::LoadOptions load{.backend = options.backend,
+                           .threads = options.threads,
+                           .disable = plan::parse_mechanisms(options.disable)};
+  if (options.kv == "f32") load.kv = plan::FloatType::f32;
+  if (options.kv == "bf16") load.kv = plan::FloatType::bf16;
+  load.memory.context = options.ctx;
+  return load;
+}
+
+std::atomic<bool>& interrupted() {
+  static std::atomic<bool> flag{false};
+  return flag;
+}
+
+void check_interrupted() {
+  if (interrupted()) throw Interrupted{};
+}
+
+bool stderr_is_terminal() { return isatty(STDERR_FILENO) != 0; }
+bool stdout_is_terminal() { return isatty(STDOUT_FILENO) != 0; }
+
+bool use_colour() {
+  const char* no_colour = std::getenv("NO_COLOR");
+  return stdout_is_terminal() && (no_colour == nullptr || *no_colour == '\0');
+}
+
+void set_verbosity(int n_verbose) {
+  const LogLevel least = n_verbose >= 2   ? LogLevel::debug
+                         : n_verbose == 1 ? LogLevel::info
+                                          : LogLevel::notice;
+  set_log_sink([least](LogLevel level, std::string_view line) {
+    if (level < least) return;
+    const char* tag = level == LogLevel::warning ? "warning: " : level == LogLevel::error ? "error: " : "";
+    std::fprintf(stderr, "lily: %s%.*s\n", tag, static_cast<int>(line.size()), line.data());
+  });
+}
+
+double now_s() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+std::string human_bytes(int64_t n_bytes) {
+  const auto n = static_cast<double>(n_bytes);
+  if (n >= 1e9) return fmt::format("{:.1f} GB", n / 1e9);
+  if (n >= 1e6) return fmt::format("{:.0f} MB", n / 1e6);
+  if (n >= 1e3) return fmt::format("{:.0f} kB", n / 1e3);
+  return fmt::format("{} bytes", n_bytes);
+}
+
+ProgressBar::ProgressBar(std::string title)
+    : title_(std::move(title)), is_shown_(stderr_is_terminal()), start_s_(now_s()) {}
+
+ProgressBar::~ProgressBar() {
+  if (is_shown_ && drawn_s_ > 0) std::fputs("\r\x1b[K", stderr);
+}
+
+void ProgressBar::update(int64_t done_bytes, int64_t total_bytes) {
+  const double now = now_s();
+  if (!is_shown_ || total_bytes <= 0 || (now - drawn_s_ < 0.1 && done_bytes < total_bytes)) return;
+  drawn_s_ = now;
+  constexpr int kWidth = 30;
+  const double share = static_cast<double>(done_bytes) / static_cast<double>(total_bytes);
+  const double rate = static_cast<double>(done_bytes) / std::max(now - start_s_, 1e-3);
+  const double left_s = static_cast<double>(total_bytes - done_bytes) / std::max(rate, 1.0);
+  std::string bar(static_cast<size_t>(kWidth), ' ');
+  for (int i = 0; i < kWidth && i < share * kWidth; ++i) bar[static_cast<size_t>(i)] = '#';
+  fmt::print(stderr, "\r{} [{}] {:3.0f} %  {} of {}  {}/s  {:.0f} s left \x1b[K", title_, bar, share * 100,
+             human_bytes(done_bytes), human_bytes(total_bytes), human_bytes(static_cast<int64_t>(rate)),
+             left_s);
+  std::fflush(stderr);
+}
+
+}  // namespace lily::cli

@@ -1,0 +1,84 @@
+// What the commands share: options, where a model is found, and how output is written. One file a command.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "engine/load.h"
+#include "model/checkpoint.h"
+#include "plan/policy.h"
+
+namespace lily::cli {
+
+inline constexpr int kExitFailed = 1, kExitUsage = 2, kExitInterrupted = 130;
+
+// Adds a command to the program; `action` is what main runs when it was chosen. The returned options live in
+// it.
+using Action = std::function<int()>;
+void add_run(CLI::App& app, Action& action);
+void add_inspect(CLI::App& app, Action& action);
+void add_plan(CLI::App& app, Action& action);
+void add_eval(CLI::App& app, Action& action);
+void add_diff(CLI::App& app, Action& action);
+void add_synth(CLI::App& app, Action& action);
+void add_version(CLI::App& app, Action& action);
+
+// Options of every command that runs a model.
+struct ModelOptions {
+  std::string model;  // empty: find_model's default
+  std::string backend = "auto";
+  std::string kv;       // empty: the backend's
+  int threads = 0;      // 0: physical cores
+  int ctx = 0;          // 0: what fits, at most the model's own limit
+  std::string disable;  // mechanisms, "P1,D3"
+};
+void add_model_options(CLI::App& command, ModelOptions& options);
+
+// The folder of a model: a path, a hub name that has been pulled or lies in the Hugging Face cache, or, where
+// `name` is empty, LILY_MODEL, else the real model if it has been pulled, else the bundled demo model with a
+// line on stderr.
+std::string find_model(const std::string& name);
+
+// The policy that the device publishes, with what the options change in it.
+plan::Policy chosen_policy(const backend::Device& device, const model::Dims& dims,
+                           const ModelOptions& options);
+
+// Opens a checkpoint's weights on a device, with a progress bar on a terminal.
+std::unique_ptr<backend::Device> load_device(const model::Checkpoint& checkpoint,
+                                             const ModelOptions& options);
+
+// True once Ctrl-C was pressed; reset by the interactive chat after each answer.
+std::atomic<bool>& interrupted();
+// Throws the error that ends a command with exit code 130.
+struct Interrupted {};
+void check_interrupted();
+
+bool stderr_is_terminal();
+bool stdout_is_terminal();
+bool use_colour();  // stdout is a terminal and NO_COLOR is not set
+void set_verbosity(int n_verbose);
+
+// A bar on stderr, on a terminal only, redrawn at most ten times a second.
+class ProgressBar {
+ public:
+  explicit ProgressBar(std::string title);
+  ~ProgressBar();  // clears the line
+  void update(int64_t done_bytes, int64_t total_bytes);
+
+ private:
+  std::string title_;
+  bool is_shown_;
+  double start_s_, drawn_s_ = 0;
+};
+
+// "19.5 GB", "644 MB".
+std::string human_bytes(int64_t n_bytes);
+double now_s();  // monotonic
+
+}  // namespace lily::cli

@@ -1,0 +1,65 @@
+// The program. Commands stand in one file each; this one parses the command line and turns errors into exit
+// codes.
+#include <CLI/CLI.hpp>
+#include <csignal>
+#include <cstdio>
+#include <exception>
+#include <new>
+
+#include "base/error.h"
+#include "cli/command.h"
+
+namespace {
+
+extern "C" void on_interrupt(int) {
+  // A second Ctrl-C ends the program whatever it is doing.
+  if (lily::cli::interrupted().exchange(true)) std::_Exit(lily::cli::kExitInterrupted);
+}
+
+int complain(const char* message, int code) {
+  std::fprintf(stderr, "lily: %s\n", message);
+  return code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  using namespace lily;
+  using namespace lily::cli;
+  std::signal(SIGINT, on_interrupt);
+  std::signal(SIGPIPE, SIG_IGN);
+
+  CLI::App app{"lily: local inference for Qwen3.6-35B-A3B"};
+  app.require_subcommand(1);
+  app.fallthrough();
+  int n_verbose = 0;
+  app.add_flag("-v", n_verbose, "More messages on stderr; repeat for more");
+  Action action;
+  add_run(app, action);
+  add_inspect(app, action);
+  add_plan(app, action);
+  add_eval(app, action);
+  add_diff(app, action);
+  add_synth(app, action);
+  add_version(app, action);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    if (e.get_exit_code() == 0) return app.exit(e);  // --help
+    const std::string line = std::string(e.what()) + "; see lily --help";
+    return complain(line.c_str(), kExitUsage);
+  }
+  set_verbosity(n_verbose);
+  try {
+    return action();
+  } catch (const Interrupted&) {
+    return kExitInterrupted;
+  } catch (const Error& e) {
+    if (interrupted()) return kExitInterrupted;
+    return complain(e.what(), e.fault() == Fault::user ? kExitUsage : kExitFailed);
+  } catch (const std::bad_alloc&) {
+    return complain("out of memory; a smaller --ctx needs less", kExitFailed);
+  } catch (const std::exception& e) {
+    return complain(e.what(), kExitFailed);
+  }
+}

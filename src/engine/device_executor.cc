@@ -1,0 +1,203 @@
+#include "engine/device_executor.h"
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "base/error.h"
+
+namespace lily::engine {
+namespace {
+
+using backend::kKvBlockTokens;
+
+constexpr int kSmallestPromptClass = 8;  // rows
+constexpr int64_t kSmallestContextClass = 4096;
+// Where the device does not say how much memory it has.
+constexpr int kContextOfUnknownMemory = 8192;
+
+int64_t blocks_of(int64_t n_tokens) { return (n_tokens + kKvBlockTokens - 1) / kKvBlockTokens; }
+
+int64_t power_of_two_from(int64_t n, int64_t smallest) {
+  return std::max(smallest, static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(n))));
+}
+
+int depth_of(const plan::Policy& policy) { return policy.tokens_stay_on_device ? 2 : 1; }
+
+int chunk_rows(const plan::Policy& policy, const MemoryOptions& options, int context) {
+  const int rows = options.max_chunk_rows > 0 ? options.max_chunk_rows : policy.max_chunk_rows;
+  return std::max(1, std::min(rows, context));
+}
+
+int64_t scratch_bytes(const model::Dims& dims, const plan::Policy& policy, int rows, int64_t context) {
+  const plan::Shape prompt{.phase = plan::Phase::prefill,
+                           .rows = rows,
+                           .outputs = 1,
+                           .context = context,
+                           .ending = plan::Ending::candidates};
+  const plan::Shape decode{.phase = plan::Phase::decode,
+                           .rows = policy.max_decode_rows,
+                           .outputs = policy.max_decode_rows,
+                           .context = context,
+                           .ending = plan::Ending::candidates};
+  return std::max(plan::forward(dims, prompt, policy).scratch_bytes,
+                  plan::forward(dims, decode, policy).scratch_bytes);
+}
+
+std::string gib(int64_t bytes) { return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / 0x1p30); }
+
+}  // namespace
+
+int64_t state_slot_bytes(const model::Dims& dims, const plan::Policy& policy) {
+  const int64_t element = policy.activation == plan::FloatType::bf16 ? 2 : 4;
+  const int64_t conv = int64_t{model::kConvTaps - 1} * dims.conv_channels() * element;
+  return dims.n_delta_layers() * (dims.delta_state_bytes_per_layer() + conv);
+}
+
+int64_t kv_block_bytes(const model::Dims& dims, const plan::Policy& policy) {
+  const int64_t element = policy.kv == plan::FloatType::bf16 ? 2 : 4;
+  return int64_t{2} * kKvBlockTokens * dims.kv_width() * element * dims.n_attention_layers();
+}
+
+MemoryPlan plan_memory(const model::Dims& dims, const plan::Policy& policy, int64_t device_bytes,
+                       int64_t weight_bytes, const MemoryOptions& options) {
+  if (options.context > dims.max_positions)
+    fail(Fault::user, "a context of {} tokens is more than the model's limit of {}", options.context,
+         dims.max_positions);
+  if (options.context < 0 || options.max_sequences < 1)
+    fail(Fault::user, "a context of {} tokens for {} sequences; both must be at least 1", options.context,
+         options.max_sequences);
+  const int64_t budget = options.budget_bytes > 0 ? options.budget_bytes : device_bytes;
+  int wanted = options.context;
+  if (wanted == 0)
+    wanted = budget > 0 ? dims.max_positions : std::min(dims.max_positions, kContextOfUnknownMemory);
+
+  MemoryPlan plan{
+      .max_sequences = options.max_sequences, .weight_bytes = weight_bytes, .budget_bytes = budget};
+  const int rows = chunk_rows(policy, options, wanted);
+  const int needed_states = options.max_sequences * (depth_of(policy) + 1);
+  const int64_t slot_bytes = state_slot_bytes(dims, policy), block_bytes = kv_block_bytes(dims, policy);
+  plan.scratch_bytes = scratch_bytes(dims, policy, rows, wanted);
+
+  // What KV can have when every sequence has its states, but the cache none.
+  const int64_t fixed = weight_bytes + plan.scratch_bytes;
+  const int64_t for_kv = budget - fixed - needed_states * slot_bytes;
+  const auto context_that_fits = [&](int n_sequences) {
+    const int64_t left = budget - fixed - int64_t{n_sequences} * (depth_of(policy) + 1) * slot_bytes;
+    return std::max<int64_t>(0, left / (block_bytes * n_sequences)) * kKvBlockTokens;
+  };
+  plan.context = wanted;
+  if (budget > 0) {
+    if (context_that_fits(1) < kKvBlockTokens)
+      fail(
+          Fault::user,
+          "{} of memory are not enough: weights take {}, scratch memory {}, the state of one sequence {}; at "
+          "least {} are needed",
+          gib(budget), gib(weight_bytes), gib(plan.scratch_bytes), gib((depth_of(policy) + 1) * slot_bytes),
+          gib(fixed + (depth_of(policy) + 1) * slot_bytes + block_bytes));
+    const int64_t fits = for_kv <= 0 ? 0 : context_that_fits(options.max_sequences);
+    if (options.context > 0 ? fits < options.context : fits < kKvBlockTokens) {
+      int n_sequences = options.max_sequences;
+      const int64_t least = options.context > 0 ? options.context : kKvBlockTokens;
+      while (n_sequences > 1 && context_that_fits(n_sequences) < least) --n_sequences;
+      if (context_that_fits(n_sequences) >= least)
+        fail(Fault::user, "{} sequences of {} tokens do not fit {} of memory; {} of them do{}",
+             options.max_sequences, least, gib(budget), n_sequences,
+             fits >= kKvBlockTokens ? fmt::format(", or a context of {} tokens for each", fits) : "");
+      fail(Fault::user, "a context of {} tokens does not fit {} of memory; one of {} does", options.context,
+           gib(budget), context_that_fits(1));
+    }
+    plan.context = static_cast<int>(std::min<int64_t>(wanted, fits));
+  }
+
+  const int64_t n_blocks = blocks_of(plan.context) * options.max_sequences;
+  int n_cached = std::max(0, options.n_cached_states);
+  if (budget > 0)
+    n_cached = static_cast<int>(
+        std::min<int64_t>(n_cached, std::max<int64_t>(0, (for_kv - n_blocks * block_bytes) / slot_bytes)));
+  plan.spec = {.n_state_slots = needed_states + n_cached,
+               .n_kv_blocks = static_cast<int>(n_blocks),
+               .n_token_slots = 2 * options.max_sequences,
+               .max_rows = chunk_rows(policy, options, plan.context)};
+  plan.state_bytes = plan.spec.n_state_slots * slot_bytes;
+  plan.kv_bytes = n_blocks * block_bytes;
+  return plan;
+}
+
+plan::Shape shape_class(const Step& step, const Limits& limits, const plan::Policy& policy) {
+  plan::Shape shape{.phase = step.phase, .ending = step.ending};
+  // One row of one sequence is the same work whichever phase it belongs to.
+  if (step.n_rows() == 1) shape.phase = plan::Phase::decode;
+  const bool decode = shape.phase == plan::Phase::decode;
+  const int64_t rows = power_of_two_from(step.n_rows(), decode ? 1 : kSmallestPromptClass);
+  shape.rows = static_cast<int>(std::max<int64_t>(
+      step.n_rows(), std::min<int64_t>(rows, decode ? limits.max_decode_rows : limits.max_chunk_rows)));
+
+  const int64_t context = step.context();
+  shape.context = std::max(
+      context, std::min<int64_t>(power_of_two_from(context, kSmallestContextClass), limits.max_context));
+  // The path of a long cache (D7) is for long caches only.
+  const int64_t threshold = policy.fixed_blocks_from_context;
+  if (context < threshold && shape.context >= threshold) shape.context = threshold - 1;
+
+  const auto outputs = static_cast<int>(step.output_rows.size());
+  shape.outputs = step.ending == plan::Ending::none ? 0
+                  : decode                          ? shape.rows
+                           : static_cast<int>(std::min<int64_t>(power_of_two_from(outputs, 1), shape.rows));
+  return shape;
+}
+
+DeviceExecutor::DeviceExecutor(backend::Device& device, const model::Dims& dims, const plan::Policy& policy,
+                               const MemoryPlan& memory, int32_t n_tokens)
+    : device_(device), dims_(dims), policy_(policy) {
+  LILY_CHECK(n_tokens > 0 && n_tokens <= dims.vocab, "{} tokens of {}", n_tokens, dims.vocab);
+  limits_ = {.vocab = dims.vocab,
+             .n_tokens = n_tokens,
+             .max_context = memory.context,
+             .max_chunk_rows = memory.spec.max_rows,
+             .max_decode_rows = policy.max_decode_rows,
+             .n_candidates = std::min(plan::Options{}.n_candidates, dims.vocab),
+             .depth = depth_of(policy),
+             .n_state_slots = memory.spec.n_state_slots,
+             .n_kv_blocks = memory.spec.n_kv_blocks,
+             .n_token_slots = memory.spec.n_token_slots};
+  device_.reserve(memory.spec, policy_);
+}
+
+backend::Program& DeviceExecutor::program(const plan::Shape& shape) {
+  for (const auto& [known, program] : programs_)
+    if (known == shape) return *program;
+  const plan::Options options{.n_candidates = limits_.n_candidates};
+  programs_.emplace_back(shape, device_.compile(plan::forward(dims_, shape, policy_, options)));
+  return *programs_.back().second;
+}
+
+void DeviceExecutor::submit(const Step& step) {
+  LILY_CHECK(static_cast<int>(in_flight_.size()) < limits_.depth, "{} steps in flight", in_flight_.size());
+  backend::Program& p = program(shape_class(step, limits_, policy_));
+  p.submit({.tokens = step.tokens,
+            .segments = step.segments,
+            .block_table = step.block_table,
+            .output_rows = step.output_rows,
+            .sampling = step.sampling,
+            .n_tokens = limits_.n_tokens});
+  in_flight_.push_back(&p);
+}
+
+backend::StepOutputs DeviceExecutor::wait() {
+  LILY_CHECK(!in_flight_.empty(), "no step in flight");
+  backend::Program* const oldest = in_flight_.front();
+  in_flight_.pop_front();
+  return oldest->wait();
+}
+
+void DeviceExecutor::copy_kv(int32_t from_block, int32_t to_block, int n_tokens) {
+  LILY_CHECK(in_flight_.empty(), "a step is in flight");
+  for (int layer = 0; layer < dims_.n_layers; ++layer) {
+    if (dims_.mixer(layer) != model::Mixer::attention) continue;
+    for (const auto which : {backend::Device::Kv::k, backend::Device::Kv::v})
+      device_.write_kv(which, layer, to_block, n_tokens, device_.read_kv(which, layer, from_block, n_tokens));
+  }
+}
+
+}  // namespace lily::engine

@@ -1,0 +1,74 @@
+// The executor over a backend::Device: memory reserved at start, and programs cached by shape class.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "backend/backend.h"
+#include "engine/executor.h"
+#include "model/dims.h"
+#include "plan/policy.h"
+
+namespace lily::engine {
+
+struct MemoryOptions {
+  int64_t budget_bytes = 0;  // for weights, state, KV and scratch; 0: the device's memory
+  int context = 0;           // tokens of a sequence; 0: the most that fits, up to the model's own limit
+  int max_sequences = 1;     // computed at the same time, each with a whole context
+  int n_cached_states = 8;   // states of earlier prompts that can be kept; fewer where memory is short
+  int max_chunk_rows = 0;    // 0: the policy's
+};
+
+// How the memory is divided; `lily serve` prints it before it loads.
+struct MemoryPlan {
+  backend::MemorySpec spec;
+  int context = 0;
+  int max_sequences = 0;
+  int64_t weight_bytes = 0, state_bytes = 0, kv_bytes = 0, scratch_bytes = 0;
+  int64_t budget_bytes = 0;
+  int64_t total_bytes() const { return weight_bytes + state_bytes + kv_bytes + scratch_bytes; }
+};
+
+// Bytes of one sequence's recurrent state and of one KV block under a policy.
+int64_t state_slot_bytes(const model::Dims& dims, const plan::Policy& policy);
+int64_t kv_block_bytes(const model::Dims& dims, const plan::Policy& policy);
+
+// Throws Error(Fault::user) naming the context, or the number of sequences, that fits.
+MemoryPlan plan_memory(const model::Dims& dims, const plan::Policy& policy, int64_t device_bytes,
+                       int64_t weight_bytes, const MemoryOptions& options);
+
+// The smallest shape class that a step fits: programs are compiled once a class, and a step of fewer rows or
+// a shorter context runs in the same one. Pure; the classes are listed in docs/numerics.md, since a class
+// decides which kernels run.
+plan::Shape shape_class(const Step& step, const Limits& limits, const plan::Policy& policy);
+
+class DeviceExecutor final : public Executor {
+ public:
+  // The device is loaded; it outlives the executor. Reserves the memory of `memory`. n_tokens is the
+  // tokenizer's size.
+  DeviceExecutor(backend::Device& device, const model::Dims& dims, const plan::Policy& policy,
+                 const MemoryPlan& memory, int32_t n_tokens);
+
+  const Limits& limits() const override { return limits_; }
+  void submit(const Step& step) override;
+  backend::StepOutputs wait() override;
+  void copy_kv(int32_t from_block, int32_t to_block, int n_tokens) override;
+
+  const plan::Policy& policy() const { return policy_; }
+  int n_programs() const { return static_cast<int>(programs_.size()); }
+
+ private:
+  backend::Program& program(const plan::Shape& shape);
+
+  backend::Device& device_;
+  const model::Dims dims_;
+  const plan::Policy policy_;
+  Limits limits_;
+  std::vector<std::pair<plan::Shape, std::unique_ptr<backend::Program>>> programs_;
+  std::deque<backend::Program*> in_flight_;
+};
+
+}  // namespace lily::engine

@@ -1,0 +1,198 @@
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "base/log.h"
+#include "engine/event_channel.h"
+#include "engine/sampler.h"
+#include "engine/scheduler.h"
+
+namespace lily::engine {
+
+ContextExceeded::ContextExceeded(int64_t prompt, int64_t max_tokens, int64_t context)
+    : Error(Fault::user,
+            fmt::format(
+                "the prompt has {} tokens and {} more were asked for; the context holds {}: shorten the "
+                "prompt, ask for fewer tokens, or start with a larger --ctx",
+                prompt, max_tokens, context)),
+      n_prompt(prompt),
+      n_max_tokens(max_tokens),
+      n_context(context) {}
+
+// ---- The reader's end
+
+Generation::Generation(std::shared_ptr<EventChannel> channel) : channel_(std::move(channel)) {}
+Generation::Generation(Generation&&) noexcept = default;
+Generation& Generation::operator=(Generation&& other) noexcept {
+  if (this != &other) {
+    if (channel_) channel_->cancel();
+    channel_ = std::move(other.channel_);
+  }
+  return *this;
+}
+Generation::~Generation() {
+  if (channel_) channel_->cancel();
+}
+
+std::optional<Event> Generation::next() { return channel_->next(std::nullopt); }
+std::optional<Event> Generation::next_for(std::chrono::milliseconds timeout) {
+  return channel_->next(Clock::now() + timeout);
+}
+bool Generation::done() const { return channel_->done(); }
+void Generation::cancel() { channel_->cancel(); }
+
+// ---- The engine's thread and the queue before it
+
+class Engine::Loop {
+ public:
+  Loop(std::unique_ptr<Executor> executor, const EngineOptions& options)
+      : options_(options),
+        executor_(std::move(executor)),
+        limits_(executor_->limits()),
+        scheduler_(*executor_, options),
+        thread_([this] { run(); }) {}
+
+  ~Loop() {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    wake_.notify_one();
+    thread_.join();
+  }
+
+  const Limits& limits() const { return limits_; }
+
+  Generation enqueue(GenerateRequest request) {
+    validate(request);
+    auto channel = std::make_shared<EventChannel>(options_.event_capacity);
+    {
+      const std::lock_guard lock(mutex_);
+      std::erase_if(queue_, [](const Pending& p) { return end_if_cancelled(p); });
+      if (static_cast<int>(queue_.size()) >= options_.queue_capacity)
+        throw QueueFull(options_.queue_capacity);
+      queue_.push_back({std::move(request), channel, Clock::now()});
+    }
+    wake_.notify_one();
+    return Generation(std::move(channel));
+  }
+
+  EngineStats stats() const {
+    const std::lock_guard lock(mutex_);
+    EngineStats stats = stats_;
+    stats.n_waiting = static_cast<int>(queue_.size());
+    return stats;
+  }
+
+  void clear_cache() {
+    std::unique_lock lock(mutex_);
+    const uint64_t ticket = ++clears_wanted_;
+    wake_.notify_one();
+    cleared_.wait(lock, [&] { return clears_done_ >= ticket || stopped_; });
+  }
+
+ private:
+  void validate(const GenerateRequest& request) const {
+    if (request.prompt.empty()) fail(Fault::user, "the prompt is empty; it needs at least one token");
+    for (size_t i = 0; i < request.prompt.size(); ++i)
+      if (request.prompt[i] < 0 || request.prompt[i] >= limits_.n_tokens)
+        fail(Fault::user, "token {} of the prompt is {}; ids go from 0 to {}", i, request.prompt[i],
+             limits_.n_tokens - 1);
+    if (request.max_tokens < 0)
+      fail(Fault::user, "max_tokens is {}; it must be 1 or more, or 0 for the rest of the context",
+           request.max_tokens);
+    if (request.top_logprobs > 20)
+      fail(Fault::user, "top_logprobs is {}; at most 20 are given", request.top_logprobs);
+    const auto n_prompt = static_cast<int64_t>(request.prompt.size());
+    const int64_t n_new = std::max(request.max_tokens, 1);
+    if (n_prompt + n_new > limits_.max_context) throw ContextExceeded(n_prompt, n_new, limits_.max_context);
+    const Sampler checked(request.sampling, {}, limits_.n_tokens);
+  }
+
+  static bool end_if_cancelled(const Pending& pending) {
+    if (!pending.channel->cancelled()) return false;
+    end(pending, Finish::cancelled, "");
+    return true;
+  }
+  static void end(const Pending& pending, Finish how, const std::string& why) {
+    Finished event{.finish = how, .error = why};
+    event.usage.prompt_tokens = static_cast<int32_t>(pending.request.prompt.size());
+    pending.channel->push(std::move(event));
+  }
+
+  void run() {
+    for (bool idle = false;;) {
+      uint64_t clears = 0;
+      std::optional<Pending> next;
+      {
+        std::unique_lock lock(mutex_);
+        if (idle)
+          wake_.wait(lock, [&] { return stopping_ || !queue_.empty() || clears_wanted_ > clears_done_; });
+        if (stopping_) break;
+        clears = clears_wanted_;
+        std::erase_if(queue_, [](const Pending& p) { return end_if_cancelled(p); });
+        if (!queue_.empty() && scheduler_.can_admit(queue_.front().request)) {
+          next = std::move(queue_.front());
+          queue_.pop_front();
+        }
+      }
+      const bool admitted = next.has_value();
+      const std::shared_ptr<EventChannel> channel = admitted ? next->channel : nullptr;
+      try {
+        if (clears > clears_done_) scheduler_.clear_cache();
+        if (next) scheduler_.admit(std::move(*next));
+        idle = !scheduler_.advance() && !admitted;
+      } catch (const std::exception& e) {
+        // Memory of the host ran out, or the like: what runs cannot be trusted to go on.
+        log(LogLevel::error, "engine: {}; all running requests end", e.what());
+        scheduler_.cancel_all(e.what());
+        if (channel) channel->push(Finished{.finish = Finish::error, .error = e.what()});
+      }
+      publish(clears);
+    }
+    scheduler_.cancel_all("the engine is shutting down");
+    const std::lock_guard lock(mutex_);
+    for (const Pending& pending : queue_) end(pending, Finish::cancelled, "the engine is shutting down");
+    queue_.clear();
+    stopped_ = true;
+    cleared_.notify_all();
+  }
+
+  void publish(uint64_t clears) {
+    const std::lock_guard lock(mutex_);
+    scheduler_.report(stats_);
+    if (clears == clears_done_) return;
+    clears_done_ = clears;
+    cleared_.notify_all();
+  }
+
+  const EngineOptions options_;
+  const std::unique_ptr<Executor> executor_;
+  const Limits limits_;
+  Scheduler scheduler_;  // the engine's thread only
+
+  mutable std::mutex mutex_;  // guards what follows
+  std::condition_variable wake_, cleared_;
+  std::deque<Pending> queue_;
+  EngineStats stats_;
+  uint64_t clears_wanted_ = 0, clears_done_ = 0;
+  bool stopping_ = false, stopped_ = false;
+
+  std::thread thread_;  // last: it uses all of the above
+};
+
+Engine::Engine(std::unique_ptr<Executor> executor, const EngineOptions& options)
+    : loop_(std::make_unique<Loop>(std::move(executor), options)) {}
+Engine::~Engine() = default;
+Generation Engine::generate(GenerateRequest request) { return loop_->enqueue(std::move(request)); }
+const Limits& Engine::limits() const { return loop_->limits(); }
+EngineStats Engine::stats() const { return loop_->stats(); }
+void Engine::clear_cache() { loop_->clear_cache(); }
+
+}  // namespace lily::engine

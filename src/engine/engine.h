@@ -1,0 +1,92 @@
+// The engine: one loaded model, many conversations.
+//
+//   Engine engine(std::move(executor));
+//   Generation answer = engine.generate({.prompt = ids, .stop_ids = stop_ids});
+//   while (auto event = answer.next()) ...
+//
+// Threads. One thread, owned by Engine, drives the executor, and with it the device, the state slots, the KV
+// blocks and all sequences. Everyone else hands over requests through a bounded queue (generate(), from any
+// thread) and reads events from a bounded channel (Generation, one reader at a time). No lock is held while
+// the device works or a constraint is asked. A reader that leaves, or that lets its channel fill up, is
+// cancelled; the others do not notice.
+//
+// Callers hand over the whole token prefix of a conversation. What the engine still has of it is not computed
+// again: see engine/prefix_cache.h.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "engine/executor.h"
+#include "engine/request.h"
+
+namespace lily::engine {
+
+class EventChannel;
+
+// The reader's end of a request. Moves, does not copy; may outlive the engine. Destroying it cancels.
+class Generation {
+ public:
+  explicit Generation(std::shared_ptr<EventChannel> channel);
+  Generation(Generation&&) noexcept;
+  Generation& operator=(Generation&&) noexcept;
+  ~Generation();
+
+  // Waits for the next event. Nothing comes after Finished.
+  std::optional<Event> next();
+  // Waits for at most `timeout`; nothing also if none came (done() tells).
+  std::optional<Event> next_for(std::chrono::milliseconds timeout);
+  bool done() const;  // Finished has been read
+
+  // The request ends with Finish::cancelled within one prompt chunk or one token. From any thread.
+  void cancel();
+
+ private:
+  std::shared_ptr<EventChannel> channel_;
+};
+
+struct EngineOptions {
+  int max_sequences = 4;      // that are computed at the same time; the others wait
+  int queue_capacity = 64;    // requests that wait
+  int event_capacity = 4096;  // tokens that a reader may leave unread before it is cancelled
+  // Rows of a prompt chunk while other sequences are writing tokens, so that these do not wait long; 0: as
+  // ever, and then a prompt is cut in the same chunks whatever else runs.
+  int shared_chunk_rows = 0;
+};
+
+struct EngineStats {
+  int n_waiting = 0, n_running = 0;
+  int64_t n_requests = 0, n_failed = 0;  // since the start
+  int64_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0;
+  int64_t n_steps = 0;
+  int n_cached_states = 0;  // entries of the prefix cache
+  int64_t cache_hits = 0, cache_misses = 0;
+  int n_free_blocks = 0, n_blocks = 0;  // KV
+  int n_free_states = 0, n_states = 0;
+};
+
+class Engine {
+ public:
+  explicit Engine(std::unique_ptr<Executor> executor, const EngineOptions& options = {});
+  // Requests that wait or run end with Finish::cancelled; a step in flight is waited for.
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Throws Error(Fault::user) for what cannot be done (an empty prompt, an id out of range, ContextExceeded),
+  // QueueFull when too many wait.
+  Generation generate(GenerateRequest request);
+
+  const Limits& limits() const;
+  EngineStats stats() const;
+  // Drops all states and KV blocks that no running request uses.
+  void clear_cache();
+
+ private:
+  class Loop;
+  std::unique_ptr<Loop> loop_;
+};
+
+}  // namespace lily::engine

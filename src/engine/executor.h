@@ -1,0 +1,75 @@
+// What the engine drives: a machine that runs steps. DeviceExecutor (device_executor.h) is the real one; the
+// engine's tests script another.
+//
+// A step is data: rows of one or several sequences, where their state and KV are, and how it ends. The
+// executor picks the program; the engine decides everything else. One thread calls everything here.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "backend/backend.h"
+#include "plan/plan.h"
+
+namespace lily::engine {
+
+// What the model and the memory reserved at start allow.
+struct Limits {
+  int vocab = 0;            // columns of a row of logits
+  int n_tokens = 0;         // real token ids are 0 .. n_tokens - 1
+  int max_context = 0;      // tokens of a sequence
+  int max_chunk_rows = 1;   // rows of a prompt step
+  int max_decode_rows = 1;  // sequences in a decode step
+  int n_candidates = 0;     // of a step that ends in candidates
+  int depth = 1;            // steps in flight: 2 where tokens stay on the device, else 1
+  int n_state_slots = 0;
+  int n_kv_blocks = 0;  // of backend::kKvBlockTokens tokens
+  int n_token_slots = 0;
+};
+
+struct Step {
+  plan::Phase phase = plan::Phase::prefill;
+  plan::Ending ending = plan::Ending::none;
+  std::vector<int32_t> tokens;              // [rows] ids, or backend::kTokenFromSlot
+  std::vector<backend::Segment> segments;   // cover the rows in order
+  std::vector<int32_t> block_table;         // of all segments
+  std::vector<int32_t> output_rows;         // [outputs], rising; none with Ending::none
+  std::vector<backend::Sampling> sampling;  // [outputs] with Ending::sampled
+
+  int n_rows() const { return static_cast<int>(tokens.size()); }
+  // Tokens in the longest sequence, this step's included.
+  int64_t context() const {
+    int64_t longest = 0;
+    for (const backend::Segment& s : segments) longest = std::max<int64_t>(longest, s.position + s.n_rows);
+    return longest;
+  }
+  // Keeps the memory: a step allocates nothing once the largest one has been seen.
+  void clear() {
+    tokens.clear();
+    segments.clear();
+    block_table.clear();
+    output_rows.clear();
+    sampling.clear();
+  }
+};
+
+class Executor {
+ public:
+  virtual ~Executor() = default;
+  virtual const Limits& limits() const = 0;
+
+  // Starts a step; at most limits().depth are in flight. A step sees everything that earlier ones wrote.
+  // Throws Error(Fault::device) if it cannot be started; it is not in flight then.
+  virtual void submit(const Step& step) = 0;
+  // Waits for the oldest step in flight, which is then no longer in flight even if it failed:
+  // Error(Fault::device), after which whatever the step was to write is undefined and everything else stands.
+  // Spans are valid until the second submit() after that of this step.
+  virtual backend::StepOutputs wait() = 0;
+
+  // Copies K and V of the first n_tokens positions of a block, in all layers. No step may be in flight.
+  virtual void copy_kv(int32_t from_block, int32_t to_block, int n_tokens) = 0;
+};
+
+}  // namespace lily::engine

@@ -1,0 +1,52 @@
+// A checkpoint on a device, with its memory divided: what every command that computes starts from.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "engine/device_executor.h"
+#include "model/checkpoint.h"
+#include "plan/policy.h"
+
+namespace lily::engine {
+
+struct LoadOptions {
+  std::string backend = "auto";
+  int threads = 0;                       // 0: physical cores
+  std::optional<plan::FloatType> kv;     // nothing: the backend's default
+  std::vector<plan::Mechanism> disable;  // those that the backend does not have are ignored
+  MemoryOptions memory;
+};
+
+// Has no thread of its own: one at a time may use it, an Engine's for as long as that lives.
+class LoadedModel {
+ public:
+  // The device is made and the memory planned, but nothing is read: `lily serve` prints the plan first.
+  // Throws Error(Fault::user) for a backend, a KV type or a context that is not to be had here. n_tokens is
+  // the tokenizer's size.
+  LoadedModel(const model::Checkpoint& checkpoint, int32_t n_tokens, const LoadOptions& options);
+
+  // Reads the weights of the checkpoint. Once.
+  void load(const backend::Progress& progress = {});
+
+  backend::Device& device() { return *device_; }
+  const model::Dims& dims() const { return checkpoint_.dims(); }
+  const plan::Policy& policy() const { return policy_; }
+  const MemoryPlan& memory() const { return memory_; }
+  int32_t n_tokens() const { return n_tokens_; }
+
+  // After load(). An executor has the device's whole memory: make one at a time. It must not outlive this.
+  std::unique_ptr<DeviceExecutor> make_executor();
+
+ private:
+  const model::Checkpoint& checkpoint_;
+  const int32_t n_tokens_;
+  std::unique_ptr<backend::Device> device_;
+  plan::Policy policy_;
+  MemoryPlan memory_;
+};
+
+}  // namespace lily::engine

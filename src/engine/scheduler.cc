@@ -1,0 +1,393 @@
+#include "engine/scheduler.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+
+namespace lily::engine {
+
+using backend::kKvBlockTokens;
+
+Scheduler::Scheduler(Executor& executor, const EngineOptions& options)
+    : executor_(executor),
+      limits_(executor.limits()),
+      options_(options),
+      states_(limits_.n_state_slots),
+      tokens_(limits_.n_token_slots),
+      blocks_(limits_.n_kv_blocks) {
+  LILY_CHECK(blocks_needed(limits_.max_context) <= limits_.n_kv_blocks, "{} blocks for a context of {}",
+             limits_.n_kv_blocks, limits_.max_context);
+  LILY_CHECK(limits_.n_state_slots > limits_.depth, "{} state slots", limits_.n_state_slots);
+  LILY_CHECK(limits_.depth == 1 || limits_.n_token_slots >= 2, "{} token slots", limits_.n_token_slots);
+  LILY_CHECK(options.max_sequences > 0, "max_sequences {}", options.max_sequences);
+}
+
+Scheduler::~Scheduler() { cancel_all("the engine is shutting down"); }
+
+int Scheduler::blocks_needed(int64_t n_tokens) const {
+  return static_cast<int>((n_tokens + kKvBlockTokens - 1) / kKvBlockTokens);
+}
+
+// ---- Admission
+
+bool Scheduler::can_admit(const GenerateRequest& request) const {
+  const auto n_running = static_cast<int64_t>(running_.size());
+  if (n_running >= options_.max_sequences) return false;
+  // One state that stands, and one that each step in flight writes.
+  if ((n_running + 1) * (limits_.depth + 1) > limits_.n_state_slots) return false;
+  if (limits_.depth > 1 && (n_running + 1) * 2 > limits_.n_token_slots) return false;
+  const int64_t n_tokens = request.max_tokens > 0
+                               ? static_cast<int64_t>(request.prompt.size()) + request.max_tokens
+                               : limits_.max_context;
+  return n_promised_blocks_ + blocks_needed(n_tokens) <= limits_.n_kv_blocks;
+}
+
+void Scheduler::admit(Pending pending) {
+  ++totals_.n_requests;
+  auto sequence = std::make_unique<Sequence>(std::move(pending), limits_);
+  Sequence& s = *sequence;
+  n_promised_blocks_ += blocks_needed(s.n_limit);
+  running_.push_back(std::move(sequence));
+  if (limits_.depth > 1 && !s.host_chooses)
+    for (TokenHold& slot : s.token_slots) slot = std::move(tokens_.take()).value();
+  try {
+    reuse_cached(s);
+  } catch (const Error& e) {
+    end_failed(s, e.fault(), e.what());
+  }
+  s.rewind();
+}
+
+// At least the prompt's last token is computed: its logits are wanted.
+void Scheduler::reuse_cached(Sequence& s) {
+  const Snapshot* const snapshot = cache_.find(s.tokens, s.n_prompt - 1);
+  if (snapshot == nullptr) {
+    ++totals_.cache_misses;
+    return;
+  }
+  const auto n = static_cast<int32_t>(snapshot->tokens.size());
+  const int in_last_block = n % kKvBlockTokens;
+  StateHold state = snapshot->state.share();
+  std::vector<KvBlock> blocks;
+  for (const KvBlock& block : snapshot->blocks) {
+    const bool partial = in_last_block != 0 && blocks.size() + 1 == snapshot->blocks.size();
+    blocks.push_back(block.share(partial ? in_last_block : kKvBlockTokens));
+  }
+  // From here on the snapshot itself may be evicted; what is held stays.
+  if (in_last_block != 0 && !blocks.back().make_writable(in_last_block)) {
+    while (!flights_.empty()) complete_one();
+    KvBlock copy = take_block();
+    executor_.copy_kv(blocks.back().id(), copy.id(), in_last_block);
+    blocks.back() = std::move(copy);
+  }
+  ++totals_.cache_hits;
+  s.state = std::move(state);
+  s.blocks = std::move(blocks);
+  s.n_cached = s.n_done = n;
+}
+
+KvBlock Scheduler::take_block() {
+  for (;;) {
+    if (auto block = blocks_.take()) return std::move(*block);
+    LILY_CHECK(cache_.evict(), "promised KV blocks are missing");
+  }
+}
+
+StateHold Scheduler::take_state() {
+  for (;;) {
+    if (auto state = states_.take()) return std::move(*state);
+    LILY_CHECK(cache_.evict(), "promised state slots are missing");
+  }
+}
+
+// ---- Steps
+
+bool Scheduler::advance() {
+  drop_cancelled();
+  release_finished();
+  const bool submitted = static_cast<int>(flights_.size()) < limits_.depth && submit_one();
+  if (!flights_.empty() && (!submitted || static_cast<int>(flights_.size()) >= limits_.depth)) complete_one();
+  else if (!submitted) return !running_.empty();
+  release_finished();
+  return true;
+}
+
+bool Scheduler::submit_one() {
+  if (prompt_was_last_) return submit_decode() || submit_prompt_chunk();
+  return submit_prompt_chunk() || submit_decode();
+}
+
+bool Scheduler::submit_prompt_chunk() {
+  for (const Flight& flight : flights_)
+    if (flight.phase == plan::Phase::prefill) return false;
+  for (size_t i = 0; i < running_.size(); ++i) {
+    const size_t at = (prompt_turn_ + i) % running_.size();
+    Sequence& s = *running_[at];
+    if (!s.prompt_ready()) continue;
+    prompt_turn_ = at + 1;
+    const bool others_write = std::any_of(running_.begin(), running_.end(), [](const auto& other) {
+      return !other->finished && !other->reading_prompt();
+    });
+    int32_t n_rows = limits_.max_chunk_rows;
+    if (others_write && options_.shared_chunk_rows > 0) n_rows = std::min(n_rows, options_.shared_chunk_rows);
+    n_rows = std::min(n_rows, s.n_prompt - s.n_submitted);
+    if (s.request.n_stable > s.n_submitted && s.request.keep_states)
+      n_rows = std::min(n_rows, s.request.n_stable - s.n_submitted);
+    const bool last = s.n_submitted + n_rows == s.n_prompt;
+    step_.clear();
+    Flight flight{.phase = plan::Phase::prefill,
+                  .ending = last ? s.ending(limits_.n_candidates) : plan::Ending::none};
+    add_rows(flight, s, n_rows, last);
+    prompt_was_last_ = true;
+    return submit(std::move(flight));
+  }
+  return false;
+}
+
+bool Scheduler::submit_decode() {
+  step_.clear();
+  Flight flight{.phase = plan::Phase::decode, .ending = plan::Ending::greedy};
+  bool host_chooses = false;
+  size_t next_turn = decode_turn_;
+  for (size_t i = 0; i < running_.size() && step_.n_rows() < limits_.max_decode_rows; ++i) {
+    const size_t at = (decode_turn_ + i) % running_.size();
+    Sequence& s = *running_[at];
+    if (!s.decode_ready(limits_.depth)) continue;
+    const plan::Ending ending = s.ending(limits_.n_candidates);
+    if (flight.parts.empty()) {
+      host_chooses = s.host_chooses;
+      flight.ending = ending;
+      next_turn = at + 1;
+    }
+    if (s.host_chooses != host_chooses) continue;
+    // Sampling with temperature 0 is arg max, and whole logits contain the candidates.
+    if (ending == plan::Ending::sampled || ending == plan::Ending::logits) flight.ending = ending;
+    add_rows(flight, s, 1, true);
+    if (step_.n_rows() == limits_.max_decode_rows) next_turn = at + 1;
+  }
+  if (flight.parts.empty()) return false;
+  decode_turn_ = next_turn;
+  prompt_was_last_ = false;
+  return submit(std::move(flight));
+}
+
+void Scheduler::add_rows(Flight& flight, Sequence& s, int n_rows, bool with_output) {
+  const int32_t n_after = s.n_submitted + n_rows;
+  while (static_cast<int>(s.blocks.size()) < blocks_needed(n_after)) s.blocks.push_back(take_block());
+  Part part{.sequence = &s, .n_after = n_after, .state = take_state(), .output = -1};
+
+  backend::Segment segment{.first_row = step_.n_rows(),
+                           .n_rows = n_rows,
+                           .position = s.n_submitted,
+                           .src = s.submitted_state,
+                           .dst = part.state.id(),
+                           .first_block = static_cast<int32_t>(step_.block_table.size())};
+  for (int i = 0; i < blocks_needed(n_after); ++i)
+    step_.block_table.push_back(s.blocks[static_cast<size_t>(i)].id());
+  for (int32_t p = s.n_submitted; p < n_after; ++p) {
+    if (p < static_cast<int32_t>(s.tokens.size())) {
+      step_.tokens.push_back(s.tokens[static_cast<size_t>(p)]);
+    } else {  // the step in flight leaves it in a slot
+      step_.tokens.push_back(backend::kTokenFromSlot);
+      segment.token_in = s.token_slots[p % 2].id();
+    }
+  }
+  if (with_output) {
+    part.output = static_cast<int>(step_.output_rows.size());
+    step_.output_rows.push_back(step_.n_rows() - 1);
+    if (s.token_slots[0]) segment.token_out = s.token_slots[n_after % 2].id();
+    if (!s.host_chooses) step_.sampling.push_back(s.sampler.device_settings(s.step_of(n_after)));
+  }
+  step_.segments.push_back(segment);
+  s.n_submitted = n_after;
+  s.submitted_state = part.state.id();
+  ++s.in_flight;
+  flight.parts.push_back(std::move(part));
+}
+
+bool Scheduler::submit(Flight flight) {
+  step_.phase = flight.phase;
+  step_.ending = flight.ending;
+  if (flight.ending != plan::Ending::sampled) step_.sampling.clear();
+  ++totals_.n_steps;
+  try {
+    executor_.submit(step_);
+  } catch (const Error& e) {
+    for (Part& part : flight.parts) {
+      --part.sequence->in_flight;
+      end_failed(*part.sequence, e.fault(), e.what());
+    }
+    return true;
+  }
+  flights_.push_back(std::move(flight));
+  return true;
+}
+
+void Scheduler::complete_one() {
+  Flight flight = std::move(flights_.front());
+  flights_.pop_front();
+  for (Part& part : flight.parts) --part.sequence->in_flight;
+  backend::StepOutputs outputs;
+  try {
+    outputs = executor_.wait();
+  } catch (const Error& e) {
+    for (Part& part : flight.parts) end_failed(*part.sequence, e.fault(), e.what());
+    return;
+  }
+  for (Part& part : flight.parts) {
+    if (part.sequence->finished) continue;  // one step too many, or a cancelled one
+    try {
+      settle(part, flight.ending, outputs);
+    } catch (const Error& e) {
+      end_failed(*part.sequence, e.fault(), e.what());
+    }
+  }
+}
+
+void Scheduler::settle(Part& part, plan::Ending ending, const backend::StepOutputs& outputs) {
+  Sequence& s = *part.sequence;
+  std::optional<Token> token;
+  if (part.output >= 0) {
+    token = choose(s, ending, part.output, s.step_of(part.n_after), outputs);
+    if (!token) {  // the same rows again, for whole logits: the state before them stands
+      LILY_CHECK(!s.needs_logits && s.in_flight == 0, "whole logits were not enough");
+      s.needs_logits = true;
+      s.rewind();
+      return;
+    }
+    s.needs_logits = false;
+  }
+  s.state = std::move(part.state);
+  s.n_done = part.n_after;
+  if (s.n_done <= s.n_prompt) {
+    s.channel->push(PromptProgress{.n_done = s.n_done, .n_total = s.n_prompt, .n_cached = s.n_cached});
+    if (s.n_done == s.n_prompt) remember(s, Snapshot::Kind::prompt_end);
+    else if (s.n_done == s.request.n_stable) remember(s, Snapshot::Kind::stable);
+  }
+  if (token) deliver(s, std::move(*token));
+}
+
+std::optional<Token> Scheduler::choose(Sequence& s, plan::Ending ending, int output, uint32_t step,
+                                       const backend::StepOutputs& outputs) {
+  const auto row = [&](auto span, int columns) {
+    return span.subspan(static_cast<size_t>(output) * static_cast<size_t>(columns),
+                        static_cast<size_t>(columns));
+  };
+  if (!s.host_chooses) {
+    const int32_t id = outputs.tokens[static_cast<size_t>(output)];
+    if (id < 0 || id >= limits_.n_tokens)
+      fail(Fault::device, "the device chose token {}, which does not exist; the step is lost", id);
+    return Token{.id = id};
+  }
+  const TokenMask* allowed = nullptr;
+  if (s.mask) {
+    s.mask->forbid_all();
+    if (s.request.constraint->allowed(*s.mask)) allowed = &*s.mask;
+  }
+  const int n_top = s.request.top_logprobs;
+  if (ending == plan::Ending::logits) {
+    const std::span<const float> logits = row(outputs.logits, limits_.vocab);
+    const int32_t id = s.sampler.choose(logits, allowed, step);
+    return n_top < 0 ? Token{.id = id} : with_logprobs(id, logits, limits_.n_tokens, n_top);
+  }
+  const CandidateRow candidates{.ids = row(outputs.candidate_ids, limits_.n_candidates),
+                                .logits = row(outputs.candidate_logits, limits_.n_candidates),
+                                .logsumexp = outputs.logsumexp[static_cast<size_t>(output)]};
+  const std::optional<int32_t> id = s.sampler.choose(candidates, allowed, step);
+  if (!id) return std::nullopt;
+  return n_top < 0 ? Token{.id = *id} : with_logprobs(*id, candidates, n_top);
+}
+
+void Scheduler::deliver(Sequence& s, Token token) {
+  const int32_t id = token.id;
+  if (s.n_generated() == 0) s.first_token_at = Clock::now();
+  s.tokens.push_back(id);
+  s.sampler.accept(id);
+  if (s.request.constraint != nullptr) s.request.constraint->accept(id);
+  const auto& stops = s.request.stop_ids;
+  if (std::find(stops.begin(), stops.end(), id) != stops.end()) return end(s, Finish::stop, id);
+  // A reader that has stopped reading is treated as one that has left.
+  if (!s.channel->push(std::move(token))) return end(s, Finish::cancelled);
+  if (static_cast<int32_t>(s.tokens.size()) >= s.n_limit) end(s, Finish::length);
+}
+
+// ---- Endings
+
+void Scheduler::end(Sequence& s, Finish how, int32_t stop_id) {
+  if (s.finished) return;
+  remember(s, s.n_done < s.n_prompt ? Snapshot::Kind::prompt_end : Snapshot::Kind::turn_end);
+  s.finish(how, stop_id);
+}
+
+void Scheduler::end_failed(Sequence& s, Fault fault, const std::string& error) {
+  if (s.finished) return;
+  ++totals_.n_failed;
+  s.finish(Finish::error, -1, fault, error);
+}
+
+// Of the n_done tokens, of which the last generated one is never part.
+void Scheduler::remember(Sequence& s, Snapshot::Kind kind) {
+  if (!s.request.keep_states || !s.state || s.n_done == 0) return;
+  const std::span<const int32_t> tokens(s.tokens.data(), static_cast<size_t>(s.n_done));
+  if (cache_.contains(tokens)) return;
+  Snapshot snapshot{.kind = kind, .session = s.request.session, .tokens = {tokens.begin(), tokens.end()}};
+  snapshot.state = s.state.share();
+  const int n_blocks = blocks_needed(s.n_done);
+  for (int i = 0; i < n_blocks; ++i) {
+    const int used = std::min(kKvBlockTokens, s.n_done - i * kKvBlockTokens);
+    snapshot.blocks.push_back(s.blocks[static_cast<size_t>(i)].share(used));
+  }
+  cache_.insert(std::move(snapshot));
+}
+
+void Scheduler::drop_cancelled() {
+  for (const auto& s : running_)
+    if (s->channel->cancelled()) end(*s, Finish::cancelled);
+}
+
+void Scheduler::release_finished() {
+  std::erase_if(running_, [&](const std::unique_ptr<Sequence>& s) {
+    if (!s->finished || s->in_flight > 0) return false;
+    n_promised_blocks_ -= blocks_needed(s->n_limit);
+    totals_.prompt_tokens += s->n_prompt;
+    totals_.cached_tokens += s->n_cached;
+    totals_.completion_tokens += s->n_generated();
+    return true;
+  });
+}
+
+void Scheduler::cancel_all(const std::string& why) {
+  for (const auto& s : running_) s->finish(Finish::cancelled, -1, Fault::device, why);
+  while (!flights_.empty()) complete_one();
+  for (const auto& s : running_) s->in_flight = 0;
+  release_finished();
+}
+
+void Scheduler::report(EngineStats& stats) const {
+  const int n_waiting = stats.n_waiting;
+  stats = totals_;
+  stats.n_waiting = n_waiting;
+  stats.n_running = n_running();
+  stats.n_cached_states = cache_.size();
+  stats.n_free_blocks = blocks_.n_free();
+  stats.n_blocks = blocks_.n_total();
+  stats.n_free_states = states_.n_free();
+  stats.n_states = states_.n_total();
+}
+
+void Scheduler::check_integrity() const {
+  states_.check_integrity();
+  tokens_.check_integrity();
+  blocks_.check_integrity();
+  if (!running_.empty()) return;
+  LILY_CHECK(flights_.empty() && n_promised_blocks_ == 0, "{} steps, {} blocks promised to nobody",
+             flights_.size(), n_promised_blocks_);
+  LILY_CHECK(tokens_.n_free() == tokens_.n_total(), "token slots held by nobody");
+  if (cache_.size() == 0)
+    LILY_CHECK(states_.n_free() == states_.n_total() && blocks_.n_free() == blocks_.n_total(),
+               "{} of {} states and {} of {} blocks free with an empty cache", states_.n_free(),
+               states_.n_total(), blocks_.n_free(), blocks_.n_total());
+}
+
+}  // namespace lily::engine

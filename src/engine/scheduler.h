@@ -1,0 +1,101 @@
+// Decides what runs next and what becomes of it. No threads here: the engine's loop calls it, tests may too.
+//
+// - A prompt is read in chunks, one chunk in flight at a time, round robin over the prompts. Chunks alternate
+// with
+//   decode steps of the sequences that are writing.
+// - A decode step takes up to Limits::max_decode_rows sequences: those whose tokens the device chooses
+// together,
+//   or those whose tokens the host chooses.
+// - A sequence is admitted if it can be finished: the KV blocks for all its tokens and its state slots are
+// promised
+//   before it starts. What nobody has been promised is the prefix cache's, oldest out first.
+// - A step that fails ends the requests of that step, and no others.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "engine/kv_blocks.h"
+#include "engine/prefix_cache.h"
+#include "engine/sequence.h"
+
+namespace lily::engine {
+
+class Scheduler {
+ public:
+  Scheduler(Executor& executor, const EngineOptions& options);
+  ~Scheduler();
+
+  // Slots and blocks for this request are there; otherwise it has to wait until others are done.
+  bool can_admit(const GenerateRequest& request) const;
+  void admit(Pending pending);
+  // Submits a step if one is due, and waits for the oldest one if no more fit in flight or none is due. False
+  // if there was nothing to do.
+  bool advance();
+  // Ends everything that runs.
+  void cancel_all(const std::string& why);
+  void clear_cache() { cache_.clear(); }
+
+  int n_running() const { return static_cast<int>(running_.size()); }
+  // Adds what this scheduler knows.
+  void report(EngineStats& stats) const;
+  // Every slot and block has its holders and no others.
+  void check_integrity() const;
+
+ private:
+  // A sequence's part in a step.
+  struct Part {
+    Sequence* sequence;
+    int32_t n_after;  // tokens fed when it is done
+    StateHold state;  // after them
+    int output;       // which of the step's outputs, -1: none
+  };
+  struct Flight {
+    plan::Phase phase;
+    plan::Ending ending;
+    std::vector<Part> parts;
+  };
+
+  bool submit_one();
+  bool submit_prompt_chunk();
+  bool submit_decode();
+  bool submit(Flight flight);
+  void add_rows(Flight& flight, Sequence& sequence, int n_rows, bool with_output);
+  void complete_one();
+  void settle(Part& part, plan::Ending ending, const backend::StepOutputs& outputs);
+  std::optional<Token> choose(Sequence& sequence, plan::Ending ending, int output, uint32_t step,
+                              const backend::StepOutputs& outputs);
+  void deliver(Sequence& sequence, Token token);
+  void reuse_cached(Sequence& sequence);
+  void remember(Sequence& sequence, Snapshot::Kind kind);
+  void end(Sequence& sequence, Finish how, int32_t stop_id = -1);
+  void end_failed(Sequence& sequence, Fault fault, const std::string& error);
+  void drop_cancelled();
+  void release_finished();
+  KvBlock take_block();
+  StateHold take_state();
+  int blocks_needed(int64_t n_tokens) const;
+
+  Executor& executor_;
+  const Limits limits_;
+  const EngineOptions options_;
+
+  // Pools outlive what holds their slots.
+  SlotPool<backend::StateSlot> states_;
+  SlotPool<backend::TokenSlot> tokens_;
+  KvBlockPool blocks_;
+  PrefixCache cache_;
+  std::vector<std::unique_ptr<Sequence>> running_;
+  std::deque<Flight> flights_;
+  Step step_;
+  bool prompt_was_last_ = false;
+  size_t prompt_turn_ = 0, decode_turn_ = 0;  // where the round robin goes on
+  int64_t n_promised_blocks_ = 0;
+  EngineStats totals_;
+};
+
+}  // namespace lily::engine

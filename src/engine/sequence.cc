@@ -1,0 +1,62 @@
+#include "engine/sequence.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace lily::engine {
+namespace {
+
+double ms_between(Clock::time_point from, Clock::time_point to) {
+  return std::max(0.0, std::chrono::duration<double, std::milli>(to - from).count());
+}
+
+}  // namespace
+
+Sequence::Sequence(Pending pending, const Limits& limits)
+    : request(std::move(pending.request)),
+      channel(std::move(pending.channel)),
+      sampler(request.sampling, request.prompt, limits.n_tokens),
+      tokens(std::move(request.prompt)),
+      n_prompt(static_cast<int32_t>(tokens.size())),
+      n_limit(request.max_tokens > 0 ? n_prompt + request.max_tokens : limits.max_context),
+      host_chooses(!sampler.device_can_choose() || request.constraint != nullptr ||
+                   request.top_logprobs >= 0),
+      arrived(pending.arrived),
+      started(Clock::now()) {
+  if (request.constraint != nullptr) mask.emplace(limits.n_tokens);
+}
+
+bool Sequence::decode_ready(int depth) const {
+  if (finished || reading_prompt()) return false;
+  if (in_flight == 0) return n_submitted < static_cast<int32_t>(tokens.size());
+  // The token stands in a slot. The step before generated token n_submitted, counted from 0; this one comes
+  // after.
+  return !host_chooses && in_flight < depth && token_slots[0] && n_submitted + 1 < n_limit;
+}
+
+plan::Ending Sequence::ending(int n_candidates) const {
+  if (!host_chooses) return sampler.greedy() ? plan::Ending::greedy : plan::Ending::sampled;
+  const bool enough = sampler.candidates_can_do(n_candidates) && request.top_logprobs <= n_candidates;
+  return needs_logits || !enough ? plan::Ending::logits : plan::Ending::candidates;
+}
+
+void Sequence::rewind() {
+  n_submitted = n_done;
+  submitted_state = state ? state.id() : backend::kNoState;
+}
+
+void Sequence::finish(Finish how, int32_t stop_id, Fault fault, std::string error) {
+  if (finished) return;
+  finished = true;
+  const Clock::time_point now = Clock::now();
+  const bool wrote = n_generated() > 0;
+  Finished event{.finish = how, .stop_id = stop_id, .fault = fault, .error = std::move(error)};
+  event.usage = {.prompt_tokens = n_prompt, .cached_tokens = n_cached, .completion_tokens = n_generated()};
+  event.timings.queued_ms = ms_between(arrived, started);
+  event.timings.prefill_ms = ms_between(started, wrote ? first_token_at : now);
+  event.timings.ttft_ms = event.timings.queued_ms + event.timings.prefill_ms;
+  event.timings.decode_ms = wrote ? ms_between(first_token_at, now) : 0;
+  channel->push(std::move(event));
+}
+
+}  // namespace lily::engine

@@ -1,0 +1,240 @@
+#include "backend/cpu/kernels/linear.h"
+
+#include "tests/backend/cpu/kernels/kernel_test.h"
+
+namespace lily::backend::cpu {
+namespace {
+
+using model::Storage;
+
+class Quantise : public PerTarget {};
+class LinearTiles : public PerTarget {};
+
+// The column of each byte of a plane, as quantise.h says.
+int64_t column_of(int64_t byte) {
+  constexpr int kOrder[8] = {0, 2, 4, 6, 1, 3, 5, 7};
+  return byte / 8 * 8 + kOrder[byte % 8];
+}
+
+TEST_P(Quantise, ErrsByAtMostHalfAStepOfTheGroup) {
+  std::mt19937 random(1);
+  const TestRows rows(3, 256, random_floats(3 * 256, random, 3));
+  for (int64_t r = 0; r < rows.rows; ++r) {
+    for (int64_t g = 0; g < 4; ++g) {
+      const GroupScale scale = rows.quantised.row_scales(r)[g];
+      const int8_t* p = rows.quantised.row_planes(r) + g * 128;
+      double peak = 0;
+      int64_t sum = 0;
+      for (int64_t i = 0; i < 64; ++i) peak = std::max(peak, std::abs(double{rows.x[r * 256 + g * 64 + i]}));
+      for (int64_t i = 0; i < 64; ++i) {
+        const int64_t q = 256 * p[i] + p[64 + i];
+        sum += q;
+        const double x = rows.x[static_cast<size_t>(r * 256 + g * 64 + column_of(i))];
+        // Half a step, and the rounding of the fp32 scale, its inverse and the product.
+        EXPECT_LE(std::abs(scale.scale * static_cast<double>(q) - x),
+                  peak / kPlaneMax * 0.5 + 4 * kEps * peak);
+      }
+      EXPECT_EQ(scale.sum, static_cast<float>(sum));
+    }
+  }
+}
+
+TEST_P(Quantise, ExtremesUseTheWholeRange) {
+  std::vector<float> x(64, 0.0f);
+  x[3] = -7.5f;
+  x[8] = 7.5f;
+  const TestRows rows(1, 64, x);
+  const int8_t* p = rows.quantised.row_planes(0);
+  for (int64_t i = 0; i < 64; ++i) {
+    const int q = 256 * p[i] + p[64 + i];
+    EXPECT_EQ(q, column_of(i) == 3 ? -kPlaneMax : column_of(i) == 8 ? kPlaneMax : 0);
+  }
+}
+
+TEST_P(Quantise, ZeroAndSubnormalGroupsGiveZeroPlanes) {
+  for (float value : {0.0f, 1e-42f}) {
+    const TestRows rows(1, 64, std::vector<float>(64, value));
+    for (int i = 0; i < 128; ++i) EXPECT_EQ(rows.quantised.row_planes(0)[i], 0);
+    EXPECT_EQ(rows.quantised.row_scales(0)[0].sum, 0);
+  }
+}
+
+TEST_P(Quantise, WhatIsNotFiniteReachesEveryOutput) {
+  std::mt19937 random(2);
+  const TestWeight w(Storage::q4, 16, 128, random);
+  for (float bad :
+       {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(), kPoison}) {
+    auto x = random_floats(128, random);
+    x[77] = bad;
+    const TestRows rows(1, 128, x);
+    std::vector<float> y(16);
+    linear_tiles(w.matrix(), 0, 1, rows.input(), 1, {y.data(), 16, 0, nullptr});
+    for (float v : y) EXPECT_TRUE(std::isnan(v));
+  }
+}
+
+// The tolerance of a dot product: activations are rounded to two planes (half a step of each group's peak)
+// and the fp32 fold makes a few roundings a group on terms that the group's magnitudes bound.
+double tolerance(const TestWeight& w, int64_t out, const float* x) {
+  double total = 0;
+  const bool q = w.storage != Storage::bf16;
+  double magnitude = 0, planes = 0;
+  for (int64_t g = 0; g < w.cols; g += 64) {
+    double peak = 0, weights = 0, largest_term = 0;
+    for (int64_t c = g; c < std::min(g + 64, w.cols); ++c) {
+      peak = std::max(peak, std::abs(double{x[c]}));
+      weights += std::abs(w.at(out, c));
+      largest_term += std::abs(w.at(out, c) * x[c]);
+    }
+    planes += (0.5 / kPlaneMax + 4 * kEps) * peak * weights;
+    // scale * D and bias * Q may cancel: each is at most 64 * 16 steps of weight, here bounded through the
+    // peak.
+    magnitude += q ? 64 * peak * 0.5 : largest_term;
+  }
+  total =
+      (q ? planes : 0) +
+      magnitude * kEps * (q ? 4.0 + static_cast<double>(w.cols) / 64 : static_cast<double>(w.cols) / 4 + 3);
+  return total;
+}
+
+void check_linear(Storage storage, int64_t n_out, int64_t cols, int64_t n_rows) {
+  SCOPED_TRACE(testing::Message() << "storage " << static_cast<int>(storage) << " [" << n_out << ", " << cols
+                                  << "] x " << n_rows << " rows");
+  std::mt19937 random(static_cast<uint32_t>(n_out * 31 + cols * 7 + n_rows));
+  const TestWeight w(storage, n_out, cols, random);
+  const TestRows rows(n_rows, cols, random_floats(n_rows * cols, random));
+  std::vector<float> y(static_cast<size_t>(n_rows * n_out), kPoison);
+  linear_tiles(w.matrix(), 0, w.matrix().n_tiles(), rows.input(), n_rows, {y.data(), n_out, 0, nullptr});
+  Worst worst;
+  for (int64_t r = 0; r < n_rows; ++r) {
+    const float* x = rows.x.data() + r * cols;
+    for (int64_t o = 0; o < n_out; ++o) {
+      double want = 0;
+      for (int64_t c = 0; c < cols; ++c) want += w.at(o, c) * x[c];
+      worst.see(r * n_out + o, y[static_cast<size_t>(r * n_out + o)], want, tolerance(w, o, x));
+    }
+  }
+  LILY_EXPECT_CLOSE(worst);
+}
+
+TEST_P(LinearTiles, AgreesWithDoublePrecisionForEveryRowCount) {
+  for (Storage storage : {Storage::q4, Storage::q8, Storage::bf16})
+    for (int64_t n_rows = 1; n_rows <= 17; ++n_rows) check_linear(storage, 32, 128, n_rows);
+  check_linear(Storage::q4, 16, 64, 65);
+}
+
+TEST_P(LinearTiles, AgreesWithDoublePrecisionForTheModelsWidths) {
+  for (int64_t cols : {512, 2048, 4096}) check_linear(Storage::q4, 48, cols, 3);
+  check_linear(Storage::q4, 512, 256, 2);
+  check_linear(Storage::q8, 257, 2048, 1);
+  check_linear(Storage::bf16, 32, 2048, 2);
+}
+
+TEST_P(LinearTiles, WritesNoFurtherThanTheLastOutputRow) {
+  for (int64_t n_out : {1, 15, 17, 31}) check_linear(Storage::q4, n_out, 64, 2);
+  check_linear(Storage::q8, 1, 256, 1);
+  std::mt19937 random(5);
+  const TestWeight w(Storage::q4, 5, 64, random);
+  const TestRows rows(1, 64, random_floats(64, random));
+  std::vector<float> y(16, 123.0f);
+  linear_tiles(w.matrix(), 0, 1, rows.input(), 1, {y.data(), 16, 2, nullptr});
+  for (int i = 0; i < 16; ++i) EXPECT_EQ(y[static_cast<size_t>(i)] == 123.0f, i < 2 || i >= 7) << i;
+}
+
+TEST_P(LinearTiles, ARowDoesNotDependOnItsNeighbours) {
+  std::mt19937 random(6);
+  for (Storage storage : {Storage::q4, Storage::q8, Storage::bf16}) {
+    const TestWeight w(storage, 48, 512, random);
+    const TestRows rows(70, 512, random_floats(70 * 512, random));
+    std::vector<float> together(70 * 48), alone(48);
+    linear_tiles(w.matrix(), 0, 3, rows.input(), 70, {together.data(), 48, 0, nullptr});
+    for (int64_t r : {0, 1, 7, 8, 63, 64, 69}) {
+      const auto id = static_cast<int32_t>(r);
+      InputRows one = rows.input();
+      one.ids = &id;
+      linear_tiles(w.matrix(), 0, 3, one, 1, {alone.data(), 48, 0, nullptr});
+      EXPECT_EQ(0, std::memcmp(alone.data(), together.data() + r * 48, 48 * sizeof(float))) << "row " << r;
+    }
+  }
+}
+
+TEST_P(LinearTiles, IdsChooseTheInputRow) {
+  std::mt19937 random(12);
+  const TestWeight w(Storage::q4, 16, 128, random);
+  const TestRows rows(4, 128, random_floats(4 * 128, random));
+  std::vector<float> all(4 * 16), chosen(3 * 16);
+  linear_tiles(w.matrix(), 0, 1, rows.input(), 4, {all.data(), 16, 0, nullptr});
+  const int32_t assignments[3] = {25, 3, 17};  // of tokens 3, 0, 2
+  InputRows in = rows.input();
+  in.ids = assignments;
+  in.per_row = 8;
+  linear_tiles(w.matrix(), 0, 1, in, 3, {chosen.data(), 16, 0, nullptr});
+  for (int i = 0; i < 3; ++i)
+    EXPECT_EQ(0, std::memcmp(chosen.data() + 16 * i, all.data() + 16 * (assignments[i] / 8), 64));
+}
+
+TEST_P(LinearTiles, TheResidualIsAddedOnce) {
+  std::mt19937 random(13);
+  const TestWeight w(Storage::q4, 32, 64, random);
+  const TestRows rows(2, 64, random_floats(2 * 64, random));
+  const auto residual = random_floats(2 * 32, random);
+  std::vector<float> plain(64), added(residual);
+  linear_tiles(w.matrix(), 0, 2, rows.input(), 2, {plain.data(), 32, 0, nullptr});
+  linear_tiles(w.matrix(), 0, 2, rows.input(), 2, {added.data(), 32, 0, added.data()});
+  for (size_t i = 0; i < 64; ++i) EXPECT_EQ(added[i], residual[i] + plain[i]);
+}
+
+TEST_P(LinearTiles, GateUpIsSiluOfTheOneTimesTheOther) {
+  std::mt19937 random(14);
+  for (int64_t n_rows : {1, 3, 9}) {
+    const TestWeight gate(Storage::q4, 64, 256, random), up(Storage::q4, 64, 256, random);
+    const TestRows rows(n_rows, 256, random_floats(n_rows * 256, random, 4));
+    const auto n = static_cast<size_t>(n_rows * 64);
+    std::vector<float> g(n), u(n), y(n, kPoison);
+    linear_tiles(gate.matrix(), 0, 4, rows.input(), n_rows, {g.data(), 64, 0, nullptr});
+    linear_tiles(up.matrix(), 0, 4, rows.input(), n_rows, {u.data(), 64, 0, nullptr});
+    gate_up_tiles(gate.matrix(), up.matrix(), 0, 4, rows.input(), n_rows, {y.data(), 64, 0, nullptr});
+    Worst worst;
+    for (size_t i = 0; i < n; ++i) {
+      const double want = g[i] / (1 + std::exp(-double{g[i]})) * u[i];
+      worst.see(static_cast<int64_t>(i), y[i], want, 12 * kEps * std::abs(want) + 1e-37);
+    }
+    LILY_EXPECT_CLOSE(worst);
+  }
+}
+
+TEST_P(LinearTiles, AccumulateAddsTheWeightedProduct) {
+  std::mt19937 random(15);
+  const TestWeight w(Storage::q4, 32, 128, random);
+  const TestRows rows(1, 128, random_floats(128, random));
+  std::vector<float> plain(32), sum(16, 2.0f);
+  linear_tiles(w.matrix(), 0, 2, rows.input(), 1, {plain.data(), 32, 0, nullptr});
+  accumulate_tile(w.matrix(), 1, rows.input().row(0), 0.25f, sum.data());
+  for (size_t i = 0; i < 16; ++i)
+    EXPECT_NEAR(sum[i], 2.0 + 0.25 * plain[16 + i], 4 * kEps * (2 + std::abs(plain[16 + i])));
+}
+
+TEST(LinearTargets, TargetsWithFusedMultiplyAddAgreeToTheBit) {
+  std::mt19937 random(16);
+  for (Storage storage : {Storage::q4, Storage::q8}) {
+    const TestWeight w(storage, 64, 1024, random);
+    const auto x = random_floats(5 * 1024, random);
+    std::vector<float> first;
+    for (SimdTarget target : runnable_targets()) {
+      if (target == SimdTarget::ssse3) continue;  // has none
+      force_target(target);
+      const TestRows rows(5, 1024, x);
+      std::vector<float> y(5 * 64);
+      linear_tiles(w.matrix(), 0, 4, rows.input(), 5, {y.data(), 64, 0, nullptr});
+      if (first.empty()) first = y;
+      EXPECT_EQ(0, std::memcmp(y.data(), first.data(), y.size() * sizeof(float))) << to_string(target);
+    }
+  }
+  force_target(runnable_targets().front());
+}
+
+LILY_FOR_EACH_TARGET(Quantise);
+LILY_FOR_EACH_TARGET(LinearTiles);
+
+}  // namespace
+}  // namespace lily::backend::cpu

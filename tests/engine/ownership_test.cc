@@ -1,0 +1,151 @@
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "engine/kv_blocks.h"
+#include "engine/prefix_cache.h"
+#include "engine/slots.h"
+
+namespace lily::engine {
+namespace {
+
+enum class TestId : int32_t {};
+
+TEST(Slots, AreFreeAgainWhenTheLastHoldIsGone) {
+  SlotPool<TestId> pool(2);
+  auto a = pool.take();
+  auto b = pool.take();
+  ASSERT_TRUE(a && b);
+  EXPECT_NE(a->id(), b->id());
+  EXPECT_FALSE(pool.take());
+  Slot<TestId> shared = a->share();
+  a->reset();
+  EXPECT_EQ(pool.n_free(), 0);
+  pool.check_integrity();
+  shared.reset();
+  EXPECT_EQ(pool.n_free(), 1);
+  b->reset();
+  pool.check_integrity();
+}
+
+TEST(Slots, MovingLeavesNothingBehind) {
+  SlotPool<TestId> pool(2);
+  Slot<TestId> a = std::move(*pool.take());
+  Slot<TestId> b = std::move(*pool.take());
+  a = std::move(b);  // gives back a's slot
+  EXPECT_EQ(pool.n_free(), 1);
+  EXPECT_FALSE(b);
+  Slot<TestId>& same = a;
+  a = std::move(same);
+  EXPECT_TRUE(a);
+  a.reset();
+  EXPECT_EQ(pool.n_free(), 2);
+}
+
+TEST(KvBlocks, HaveOneWriter) {
+  KvBlockPool pool(1);
+  KvBlock writer = std::move(*pool.take());
+  EXPECT_TRUE(writer.writable());
+  KvBlock reader = writer.share(10);
+  EXPECT_FALSE(reader.writable());
+  EXPECT_FALSE(reader.make_writable(10)) << "while another one writes";
+  writer.reset();
+  EXPECT_FALSE(reader.make_writable(9)) << "position 9 is relied on";
+  EXPECT_TRUE(reader.make_writable(10));
+  KvBlock moved = std::move(reader);
+  EXPECT_TRUE(moved.writable());
+  EXPECT_FALSE(reader.writable());
+  pool.check_integrity();
+}
+
+TEST(KvBlocks, WhatReadersReliedOnIsForgottenWithTheLastHold) {
+  KvBlockPool pool(1);
+  {
+    const KvBlock writer = std::move(*pool.take());
+    const KvBlock reader = writer.share(64);
+  }
+  KvBlock again = std::move(*pool.take());
+  KvBlock reader = again.share(1);
+  again.reset();
+  EXPECT_TRUE(reader.make_writable(1));
+}
+
+TEST(KvBlocks, RandomUseKeepsIntegrity) {
+  const unsigned seed = 20260101;
+  std::mt19937 random(seed);
+  KvBlockPool pool(20);
+  std::vector<KvBlock> holds;
+  for (int i = 0; i < 5000; ++i) {
+    const size_t pick = holds.empty() ? 0 : random() % holds.size();
+    switch (random() % 4) {
+      case 0:
+        if (auto block = pool.take()) holds.push_back(std::move(*block));
+        else EXPECT_EQ(pool.n_free(), 0);
+        break;
+      case 1:
+        if (!holds.empty()) holds.push_back(holds[pick].share(1 + static_cast<int>(random() % 64)));
+        break;
+      case 2:
+        if (!holds.empty()) holds[pick].make_writable(static_cast<int>(random() % 64));
+        break;
+      default:
+        if (!holds.empty()) {
+          std::swap(holds[pick], holds.back());
+          holds.pop_back();
+        }
+    }
+    pool.check_integrity();
+    for (size_t a = 0; a < holds.size(); ++a)
+      for (size_t b = a + 1; b < holds.size(); ++b)
+        if (holds[a].writable() && holds[b].writable())
+          ASSERT_NE(holds[a].id(), holds[b].id()) << "seed " << seed;
+  }
+  holds.clear();
+  EXPECT_EQ(pool.n_free(), 20);
+}
+
+Snapshot snapshot(std::vector<int32_t> tokens, std::string session = "",
+                  Snapshot::Kind kind = Snapshot::Kind::turn_end) {
+  return {.kind = kind, .session = std::move(session), .tokens = std::move(tokens)};
+}
+
+TEST(PrefixCache, FindsTheLongestPrefixWithinTheLimit) {
+  PrefixCache cache;
+  cache.insert(snapshot({1, 2}));
+  cache.insert(snapshot({1, 2, 3, 4}));
+  cache.insert(snapshot({1, 9}));
+  const std::vector<int32_t> prompt = {1, 2, 3, 4, 5};
+  ASSERT_NE(cache.find(prompt, 4), nullptr);
+  EXPECT_EQ(cache.find(prompt, 4)->tokens.size(), 4u);
+  EXPECT_EQ(cache.find(prompt, 3)->tokens.size(), 2u);
+  EXPECT_EQ(cache.find(prompt, 1), nullptr);
+  EXPECT_EQ(cache.find(std::vector<int32_t>{2, 2}, 2), nullptr);
+  EXPECT_TRUE(cache.contains(std::vector<int32_t>{1, 9}));
+  EXPECT_FALSE(cache.contains(std::vector<int32_t>{1}));
+}
+
+TEST(PrefixCache, EvictsWhatWasNotUsedLongest) {
+  PrefixCache cache;
+  cache.insert(snapshot({1}));
+  cache.insert(snapshot({2}));
+  EXPECT_NE(cache.find(std::vector<int32_t>{1, 5}, 1), nullptr);
+  EXPECT_TRUE(cache.evict());
+  EXPECT_TRUE(cache.contains(std::vector<int32_t>{1}));
+  EXPECT_FALSE(cache.contains(std::vector<int32_t>{2}));
+  EXPECT_TRUE(cache.evict());
+  EXPECT_FALSE(cache.evict());
+}
+
+TEST(PrefixCache, ASessionKeepsOneSnapshotOfEachKind) {
+  PrefixCache cache;
+  cache.insert(snapshot({1}, "a"));
+  cache.insert(snapshot({1, 2}, "a", Snapshot::Kind::prompt_end));
+  cache.insert(snapshot({7}, "b"));
+  cache.insert(snapshot({1, 2, 3}, "a"));
+  EXPECT_EQ(cache.size(), 3);
+  EXPECT_FALSE(cache.contains(std::vector<int32_t>{1}));
+  EXPECT_TRUE(cache.contains(std::vector<int32_t>{7}));
+}
+
+}  // namespace
+}  // namespace lily::engine

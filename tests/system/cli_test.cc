@@ -1,0 +1,179 @@
+// The program as a person or a script meets it: output, JSON documents, exit codes, one clear line for each
+// error.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tests/system/program.h"
+
+namespace lily::test {
+namespace {
+
+using Json = nlohmann::json;
+namespace fs = std::filesystem;
+
+const std::string kTiny = "-m models/lily-tiny ";
+
+void expect_one_clear_line(const Run& run, int exit_code, const std::string& mentions) {
+  EXPECT_EQ(run.exit_code, exit_code) << run.err;
+  EXPECT_EQ(std::count(run.err.begin(), run.err.end(), '\n'), 1) << run.err;
+  EXPECT_EQ(run.err.rfind("lily: ", 0), 0u) << run.err;
+  EXPECT_NE(run.err.find(mentions), std::string::npos) << run.err;
+}
+
+void expect_keys(const Json& json, std::initializer_list<const char*> keys) {
+  for (const char* key : keys) EXPECT_TRUE(json.contains(key)) << key << " in " << json.dump();
+}
+
+TEST(Run, AnswersAPromptGivenAsWords) {
+  const Run run = lily("run " + kTiny + "--no-think -t 0 Spell the word: river");
+  EXPECT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_EQ(run.out, "r-i-v-e-r\n");
+  EXPECT_NE(run.err.find("tok/s"), std::string::npos) << run.err;
+}
+
+TEST(Run, AnswersAPromptFromStdinAsJson) {
+  const fs::path prompt = fs::temp_directory_path() / "lily_prompt_test.txt";
+  std::ofstream(prompt) << "Spell the word: river";
+  const Run run = lily("run " + kTiny + "--no-think -t 0 --json", "", prompt.string());
+  fs::remove(prompt);
+  const Json json = Json::parse(run.out);
+  expect_keys(json, {"text", "reasoning", "tool_calls", "token_ids", "finish_reason", "prompt_tokens",
+                     "cached_tokens", "completion_tokens", "prefill_tok_s", "decode_tok_s", "ttft_ms",
+                     "model", "backend", "seed"});
+  EXPECT_EQ(json["text"], "r-i-v-e-r");
+  EXPECT_EQ(json["finish_reason"], "stop");
+  EXPECT_EQ(json["reasoning"], "");
+}
+
+TEST(Run, ThinkingIsToldFromTheAnswer) {
+  const Json json = Json::parse(lily("run " + kTiny + "-t 0 --json What is 12 + 30?").out);
+  EXPECT_NE(json["reasoning"], "");
+  EXPECT_NE(json["text"].get<std::string>().find("42"), std::string::npos) << json.dump();
+}
+
+TEST(Run, AStopStringEndsTheAnswerBeforeIt) {
+  const Json json =
+      Json::parse(lily("run " + kTiny + "--no-think -t 0 --json --stop v-e Spell the word: river").out);
+  EXPECT_EQ(json["text"], "r-i-");
+  EXPECT_EQ(json["finish_reason"], "stop");
+}
+
+TEST(Run, TheTokenLimitIsTheFinishReason) {
+  const Json json =
+      Json::parse(lily("run " + kTiny + "--no-think -t 0 -n 2 --json Spell the word: river").out);
+  EXPECT_EQ(json["finish_reason"], "length");
+  EXPECT_EQ(json["completion_tokens"], 2);
+}
+
+TEST(Run, OneSeedGivesOneAnswer) {
+  const std::string command = "run " + kTiny + "--no-think -t 1.5 --seed 7 --json -n 40 Tell me a story.";
+  const Json a = Json::parse(lily(command).out), b = Json::parse(lily(command).out);
+  EXPECT_EQ(a["token_ids"], b["token_ids"]);
+  const Json other =
+      Json::parse(lily("run " + kTiny + "--no-think -t 1.5 --seed 8 --json -n 40 Tell me a story.").out);
+  EXPECT_NE(a["token_ids"], other["token_ids"]);
+}
+
+TEST(Run, ToolsCanBeCalled) {
+  const fs::path tools = fs::temp_directory_path() / "lily_tools_test.json";
+  std::ofstream(tools) << R"([{"type": "function", "function": {"name": "get_weather",
+    "description": "Get the current weather of a city.", "parameters": {"type": "object",
+    "properties": {"city": {"type": "string"}}, "required": ["city"]}}}])";
+  const Json json = Json::parse(lily("run " + kTiny + "--no-think -t 0 --json --tools " + tools.string() +
+                                     " What is the weather in Rome?")
+                                    .out);
+  fs::remove(tools);
+  ASSERT_EQ(json["tool_calls"].size(), 1u) << json.dump();
+  EXPECT_EQ(json["tool_calls"][0]["name"], "get_weather");
+  EXPECT_EQ(Json::parse(json["tool_calls"][0]["arguments"].get<std::string>())["city"], "Rome");
+  EXPECT_EQ(json["finish_reason"], "tool_calls");
+}
+
+TEST(Run, WithoutAModelTheDemoAnswersAndSaysSo) {
+  const Run run = lily("run --no-think -t 0 Spell the word: river");
+  EXPECT_EQ(run.out, "r-i-v-e-r\n");
+  EXPECT_NE(run.err.find("demo model"), std::string::npos) << run.err;
+}
+
+TEST(Usage, MistakesExitWith2AndOneLine) {
+  expect_one_clear_line(lily("fly"), 2, "fly");
+  expect_one_clear_line(lily("run --temperature hot x"), 2, "temperature");
+  expect_one_clear_line(lily("run " + kTiny + "--backend abacus x"), 2, "abacus");
+  expect_one_clear_line(lily("run " + kTiny), 2, "no prompt");
+  expect_one_clear_line(lily("run -m /nonexistent x"), 2, "/nonexistent");
+  expect_one_clear_line(lily("run -m no/such-model x"), 2, "no/such-model");
+  expect_one_clear_line(lily("plan --shape qwen3.6-35b-a3b --disable P9"), 2, "P9");
+  expect_one_clear_line(lily("plan --shape qwen3.6-35b-a3b --device m9"), 2, "m9");
+  expect_one_clear_line(lily("eval " + kTiny), 2, "--goldens");
+}
+
+TEST(Usage, EveryCommandHasHelpWithExamples) {
+  for (const char* command : {"run", "inspect", "plan", "eval", "diff", "synth"}) {
+    const Run run = lily(std::string(command) + " --help");
+    EXPECT_EQ(run.exit_code, 0);
+    EXPECT_NE(run.out.find("Examples:"), std::string::npos) << command;
+  }
+}
+
+TEST(Model, ABrokenCheckpointExitsWith1AndOneLine) {
+  const fs::path folder = fs::temp_directory_path() / "lily_broken_model";
+  fs::remove_all(folder);
+  fs::copy("models/lily-tiny", folder);
+  fs::resize_file(folder / "model.safetensors", fs::file_size(folder / "model.safetensors") - 1000);
+  expect_one_clear_line(lily("run -m " + folder.string() + " x"), 1, "model.safetensors");
+  EXPECT_EQ(lily("inspect " + folder.string()).exit_code, 1);
+  fs::remove_all(folder);
+}
+
+TEST(Inspect, ReportsEveryTensor) {
+  const Json json = Json::parse(lily("inspect --json models/lily-tiny").out);
+  expect_keys(json, {"dims", "tensors", "bytes_by_class", "problems"});
+  EXPECT_EQ(json["tensors"].size(), 357u);
+  expect_keys(json["tensors"][0], {"name", "shape", "dtype", "bits", "group_size", "bytes"});
+  int64_t sum = 0;
+  for (const auto& tensor : json["tensors"]) sum += tensor["bytes"].get<int64_t>();
+  EXPECT_EQ(sum, 20'784'144);
+}
+
+TEST(Plan, ReportsTheRealModelsBytes) {
+  const Json json = Json::parse(
+      lily("plan --shape qwen3.6-35b-a3b --phase decode --context 4096 --device h200 --json").out);
+  expect_keys(json, {"phase", "rows", "context", "dispatches", "stages", "barriers", "weight_bytes",
+                     "state_read_bytes", "state_write_bytes", "conv_state_bytes", "kv_read_bytes",
+                     "kv_write_bytes", "scratch_bytes", "flops", "roofline", "disabled"});
+  EXPECT_EQ(json["weight_bytes"], 1'669'561'728);
+  EXPECT_EQ(json["state_read_bytes"], 62'914'560);
+  EXPECT_EQ(json["state_write_bytes"], 62'914'560);
+  EXPECT_EQ(json["kv_read_bytes"], 20'480 * 4096);
+  EXPECT_EQ(json["roofline"]["bound"], "memory");
+}
+
+TEST(Plan, ListsOneLineAnOp) {
+  const Run run = lily("plan --shape qwen3.6-35b-a3b --phase prefill --rows 512 --list --backend reference");
+  EXPECT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_NE(run.out.find("layers.39.router"), std::string::npos);
+}
+
+TEST(Synth, WritesACheckpointThatInspectAccepts) {
+  const fs::path folder = fs::temp_directory_path() / "lily_synth_test";
+  fs::remove_all(folder);
+  EXPECT_EQ(lily("synth --shape lily-tiny --seed 3 " + folder.string()).exit_code, 0);
+  const Run run = lily("inspect --json " + folder.string());
+  EXPECT_EQ(run.exit_code, 0) << run.out;
+  EXPECT_TRUE(Json::parse(run.out)["problems"].empty());
+  EXPECT_EQ(lily("synth --shape lily-tiny " + folder.string()).exit_code, 2);  // never overwrites
+  fs::remove_all(folder);
+}
+
+TEST(Version, NamesBackendsAndDevices) {
+  const Json json = Json::parse(lily("version --json").out);
+  expect_keys(json, {"version", "commit", "backends", "devices"});
+  EXPECT_NE(std::find(json["backends"].begin(), json["backends"].end(), "reference"), json["backends"].end());
+}
+
+}  // namespace
+}  // namespace lily::test
