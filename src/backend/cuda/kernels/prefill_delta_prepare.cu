@@ -1,8 +1,9 @@
-// First kernel of the delta rule: convolution, SiLU, L2 norms into images, gates (formulas in prefill_delta.h).
+// First kernel of the delta rule: convolution, SiLU, L2 norms into images, gates (formulas in
+// prefill_delta.h).
 //
-// A warp takes one head and 16 tokens, a lane 4 channels; the three rows before are carried in registers, so a row is
-// read 19/16 times. One warp a value head and block adds up the gates. Rows past the end of the
-// last block are zeros with beta = g = 0: they leave the state as it is. Bound by bytes: reads m, writes q, k, v.
+// A warp takes one head and 16 tokens, a lane 4 channels; the three rows before are carried in registers, so
+// a row is read 19/16 times. One warp a value head and block adds up the gates. Rows past the end of the last
+// block are zeros with beta = g = 0: they leave the state as it is. Bound by bytes: reads m, writes q, k, v.
 #include "backend/cuda/kernels/launch.h"
 #include "backend/cuda/kernels/prefill_delta.h"
 
@@ -74,7 +75,8 @@ __device__ __forceinline__ void convolve(const DeltaParams& p, int head, int str
   for (int i = 0; i < kStrip; ++i) {
     float scale = 1.0f;
     if (head < 2 * a.n_key_heads) {
-      const float squares = warp_sum(y[i][0] * y[i][0] + y[i][1] * y[i][1] + y[i][2] * y[i][2] + y[i][3] * y[i][3]);
+      const float squares =
+          warp_sum(y[i][0] * y[i][0] + y[i][1] * y[i][1] + y[i][2] * y[i][2] + y[i][3] * y[i][3]);
       scale = factor / sqrtf(squares + kEpsilon);
     }
     *reinterpret_cast<uint2*>(image + image_offset(first % kDeltaBlock + i, 4 * lane)) =
@@ -113,7 +115,8 @@ __device__ __forceinline__ void add_up_gates(const DeltaParams& p, int head, int
     if (lane >= m) sum += before;
   }
   const size_t to = tile_index(p, head, block) * kDeltaBlock + static_cast<size_t>(2 * lane);
-  *reinterpret_cast<float2*>(p.gamma + to) = make_float2(static_cast<float>(sum - static_cast<double>(g[1])), static_cast<float>(sum));
+  *reinterpret_cast<float2*>(p.gamma + to) =
+      make_float2(static_cast<float>(sum - static_cast<double>(g[1])), static_cast<float>(sum));
   *reinterpret_cast<float2*>(p.decay + to) = make_float2(expf(g[0]), expf(g[1]));
   *reinterpret_cast<float2*>(p.beta + to) = make_float2(beta[0], beta[1]);
 }
@@ -132,7 +135,8 @@ __global__ void __launch_bounds__(kWarps * 32) prepare_kernel(const __grid_const
 }  // namespace
 
 DeltaParams delta_params(const DeltaArgs& args) {
-  require(args.n_tokens > 0 && args.n_value_heads == 2 * args.n_key_heads, "delta rule: two value heads a key head");
+  require(args.n_tokens > 0 && args.n_value_heads == 2 * args.n_key_heads,
+          "delta rule: two value heads a key head");
   DeltaParams p{};
   p.args = args;
   p.n_blocks = delta_blocks(args.n_tokens);
@@ -158,7 +162,8 @@ DeltaParams delta_params(const DeltaArgs& args) {
 void delta_prepare(const DeltaParams& p, cudaStream_t stream) {
   const int n_heads = 2 * p.args.n_key_heads + p.args.n_value_heads;
   const int warps = p.n_blocks * (p.args.n_value_heads + n_heads * (kDeltaBlock / kStrip));
-  launch(prepare_kernel, p, LaunchShape{dim3(static_cast<unsigned>((warps + kWarps - 1) / kWarps)), kWarps * 32, 0}, stream);
+  launch(prepare_kernel, p,
+         LaunchShape{dim3(static_cast<unsigned>((warps + kWarps - 1) / kWarps)), kWarps * 32, 0}, stream);
 }
 
 }  // namespace lily::cuda

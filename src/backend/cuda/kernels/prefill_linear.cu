@@ -1,18 +1,20 @@
-// Y^T = W X^T on warpgroup matrix units, weights dequantised in registers (prefill_linear.h has the formulas).
+// Y^T = W X^T on warpgroup matrix units, weights dequantised in registers (formulas in prefill_linear.h).
 //
-// One persistent block an SM: a producer warpgroup and two consumer warpgroups. An item is 256 outputs x up to 128 rows
-// (gate_up: 128 gate and the same 128 up outputs), walked in groups of 64 columns through a ring of stages:
+// Persistent blocks of a producer warpgroup and two consumer warpgroups. An item is 256 outputs x up to 128
+// (or 32) rows, gate_up: 128 gate and the same 128 up outputs; it is walked in groups of 64 columns through a
+// ring of stages:
 //
-//   stage   X: [rows][64] bf16, 128-byte swizzle, gathered row by row with cp.async    operand B of wgmma
-//           W: 16 records of mma_q4, 576 bytes each, by the bulk copy engine           operand A, through registers
+//   X: [rows][64] bf16, 128-byte swizzle, gathered row by row with cp.async: operand B of wgmma
+//   W: 16 records of mma_q4, 576 bytes each, by the bulk copy engine: operand A, through registers
 //
-// Warpgroup w holds two blocks of 64 outputs. A warp turns the 16 bytes of a lane into four A fragments: spread
-// (x >> 4 i) & 0x000f000f onto 128 + code, subtract 128, one bf16 fma with scale and bias, which rounds the weight to
-// bf16 as the model's reference does. Dequantising step s + 1 overlaps the products of step s. The number of rows of a
-// product is the tile's, rounded up to 16, so that uneven experts waste at most 15 rows.
+// Warpgroup w holds two blocks of 64 outputs. A warp turns the 16 bytes of a lane into four A fragments:
+// spread (x >> 4 i) & 0x000f000f onto 128 + code, subtract 128, one bf16 fma with scale and bias, which
+// rounds the weight to bf16 as the model's reference does. Dequantising step s + 1 overlaps the products of
+// step s; the next stage is met and its codes are loaded under the products of this one. A product has as
+// many rows as the tile, rounded up to 16, so that uneven experts waste at most 15 rows.
 //
-// Bound by matrix rate from about 64 rows an expert, by the bytes of W below. Accumulates in fp32 over all columns in
-// one chain a (output, row): the order never depends on the tiling.
+// Bound by matrix rate from about 64 rows an expert, by turning codes into operands below. Accumulates in
+// fp32 over all columns in one chain an (output, row): the order never depends on the tiling.
 #include <algorithm>
 
 #include "backend/cuda/kernels/launch.h"
@@ -33,11 +35,12 @@ constexpr int kThreads = kConsumers + kProducers;
 constexpr int kSlots = 16;  // records a stage
 constexpr uint32_t kRowBytes = q4::kGroup * 2;
 constexpr int kItemOutputs = 256;
-constexpr uint32_t kOutPitch = kItemOutputs * 2 + 16;  // bytes; 16 more keep the transposing stores free of conflicts
+constexpr uint32_t kOutPitch =
+    kItemOutputs * 2 + 16;  // bytes; 16 more keep the transposing stores free of conflicts
 constexpr uint32_t kBarrierBytes = 2 * kStages * 8;
 
-// What depends on the most rows a tile may have. With few, two blocks share an SM: one turns codes into operands while the
-// other waits, which is what counts when each expert has a handful of rows.
+// What depends on the most rows a tile may have. With few, two blocks share an SM: one turns codes into
+// operands while the other waits, which is what counts when each expert has a handful of rows.
 template <int kTile>
 struct Layout {
   static constexpr uint32_t kXBytes = kTile * kRowBytes;
@@ -103,7 +106,8 @@ __device__ __forceinline__ Item find_item(const Params& p, int index, int blocks
   if (p.n_segments == 0) {
     const ExpertTile tile = p.tiles[index / blocks_per_expert];
     const LinearSegment& s = p.segments[0];
-    const size_t bytes = static_cast<size_t>((s.n_rows + 15) / 16) * static_cast<size_t>(p.n_cols / q4::kGroup) * q4::kRecordBytes;
+    const size_t bytes = static_cast<size_t>((s.n_rows + 15) / 16) *
+                         static_cast<size_t>(p.n_cols / q4::kGroup) * q4::kRecordBytes;
     const bool is_shared = tile.expert == p.n_experts;
     item.weights = is_shared ? p.shared : p.weights + static_cast<size_t>(tile.expert) * bytes;
     item.weights_up = is_shared ? p.shared_up : p.weights_up + static_cast<size_t>(tile.expert) * bytes;
@@ -136,16 +140,23 @@ struct Ring {
   int stage = 0;
   uint32_t parity = 0;
 
-  __device__ __forceinline__ uint32_t stage_address() const { return base + static_cast<uint32_t>(stage) * kStageBytes; }
-  __device__ __forceinline__ uint32_t full_barrier(int s) const { return full + 8u * static_cast<uint32_t>(s); }
-  __device__ __forceinline__ uint32_t empty_barrier(int s) const { return empty + 8u * static_cast<uint32_t>(s); }
+  __device__ __forceinline__ uint32_t stage_address() const {
+    return base + static_cast<uint32_t>(stage) * kStageBytes;
+  }
+  __device__ __forceinline__ uint32_t full_barrier(int s) const {
+    return full + 8u * static_cast<uint32_t>(s);
+  }
+  __device__ __forceinline__ uint32_t empty_barrier(int s) const {
+    return empty + 8u * static_cast<uint32_t>(s);
+  }
   __device__ __forceinline__ void advance() {
     if (++stage == kStages) stage = 0, parity ^= 1u;
   }
 };
 
 template <Epilogue kEpilogue, int kTile>
-__device__ __forceinline__ void produce(const Params& p, Ring<kTile> ring, int n_items, int blocks_per_expert) {
+__device__ __forceinline__ void produce(const Params& p, Ring<kTile> ring, int n_items,
+                                        int blocks_per_expert) {
   const int lane = static_cast<int>(lane_id());
   const int warp = static_cast<int>(threadIdx.x - kConsumers) / 32;
   constexpr int kRounds = kTile / 4 / 4;
@@ -154,17 +165,20 @@ __device__ __forceinline__ void produce(const Params& p, Ring<kTile> ring, int n
   const auto* x = reinterpret_cast<const unsigned char*>(p.x);
   for (int index = static_cast<int>(blockIdx.x); index < n_items; index += static_cast<int>(gridDim.x)) {
     const Item item = find_item<kEpilogue>(p, index, blocks_per_expert);
-    // Slot l of a stage is the record of warp l % 4, block l / 4 % 2, warpgroup l / 8. Bulk copies leave a warp one by one,
-    // so each of the 4 warps sends 4: lane l the record of slot 4 warp + l.
+    // Slot l of a stage is the record of warp l % 4, block l / 4 % 2, warpgroup l / 8. Bulk copies leave a
+    // warp one by one, so each of the 4 warps sends 4: lane l the record of slot 4 warp + l.
     const auto tile_of = [&](int slot) {
-      return kEpilogue == Epilogue::swiglu ? item.first_tile + slot / 8 * 4 + slot % 4 : item.first_tile + slot;
+      return kEpilogue == Epilogue::swiglu ? item.first_tile + slot / 8 * 4 + slot % 4
+                                           : item.first_tile + slot;
     };
     const auto exists = [&](int slot) { return tile_of(slot) * q4::kTileRows < item.n_outputs; };
-    const uint32_t w_bytes = static_cast<uint32_t>(count_bits(warp_ballot(lane < kSlots && exists(lane)))) * q4::kRecordBytes;
+    const uint32_t w_bytes =
+        static_cast<uint32_t>(count_bits(warp_ballot(lane < kSlots && exists(lane)))) * q4::kRecordBytes;
     const int slot = kSlots / 4 * warp + lane % 4;
     const bool copies_record = lane < kSlots / 4 && exists(slot);
-    const std::byte* record = (kEpilogue == Epilogue::swiglu && slot / 4 % 2 ? item.weights_up : item.weights) +
-                              static_cast<size_t>(tile_of(slot)) * static_cast<size_t>(n_groups) * q4::kRecordBytes;
+    const std::byte* record =
+        (kEpilogue == Epilogue::swiglu && slot / 4 % 2 ? item.weights_up : item.weights) +
+        static_cast<size_t>(tile_of(slot)) * static_cast<size_t>(n_groups) * q4::kRecordBytes;
     // Rows kTile / 4 warp + lane / 8 + 4 i; those past the end repeat the last one, and are not stored.
     const int first = kTile / 4 * warp + lane / 8;
     const int n_rounds = (item.n_rows + 15) / 16 * 4 - kRounds * warp;
@@ -185,7 +199,8 @@ __device__ __forceinline__ void produce(const Params& p, Ring<kTile> ring, int n
       if (warp == 0 && lane == 0) barrier_arrive_expect(full, w_bytes);
       warp_sync();
       if (copies_record) {
-        copy_bulk(to + Layout<kTile>::kXBytes + static_cast<uint32_t>(slot) * q4::kRecordBytes, record, q4::kRecordBytes, full);
+        copy_bulk(to + Layout<kTile>::kXBytes + static_cast<uint32_t>(slot) * q4::kRecordBytes, record,
+                  q4::kRecordBytes, full);
         record += q4::kRecordBytes;
       }
       const unsigned char* from = x + static_cast<size_t>(g) * kRowBytes;
@@ -219,7 +234,8 @@ struct StageWeights {
 template <int kTile>
 __device__ __forceinline__ StageWeights load_weights(const unsigned char* shared_base, int stage) {
   const unsigned warp = threadIdx.x / 32, lane = lane_id();
-  const unsigned char* records = shared_base + static_cast<uint32_t>(stage) * Layout<kTile>::kStageBytes + Layout<kTile>::kXBytes + (warp / 4 * 8 + warp % 4) * q4::kRecordBytes;
+  const unsigned char* records = shared_base + static_cast<uint32_t>(stage) * Layout<kTile>::kStageBytes +
+                                 Layout<kTile>::kXBytes + (warp / 4 * 8 + warp % 4) * q4::kRecordBytes;
   StageWeights w;
 #pragma unroll
   for (int block = 0; block < 2; ++block) {
@@ -231,7 +247,8 @@ __device__ __forceinline__ StageWeights load_weights(const unsigned char* shared
 }
 
 template <int kN, int kTile>
-__device__ __forceinline__ void multiply(float (&acc)[2][kTile / 2], Ring<kTile>& ring, const unsigned char* shared_base, int n_groups) {
+__device__ __forceinline__ void multiply(float (&acc)[2][kTile / 2], Ring<kTile>& ring,
+                                         const unsigned char* shared_base, int n_groups) {
   const unsigned lane = lane_id();
   uint32_t a[2][2][4];
   barrier_wait(ring.full_barrier(ring.stage), ring.parity);
@@ -244,8 +261,10 @@ __device__ __forceinline__ void multiply(float (&acc)[2][kTile / 2], Ring<kTile>
 #pragma unroll
     for (int block = 0; block < 2; ++block) {
       const uint2 pair = w.scales[block];
-      scale[block][0] = pick_halves(pair.x, pair.x, false), bias[block][0] = pick_halves(pair.x, pair.x, true);
-      scale[block][1] = pick_halves(pair.y, pair.y, false), bias[block][1] = pick_halves(pair.y, pair.y, true);
+      scale[block][0] = pick_halves(pair.x, pair.x, false),
+      bias[block][0] = pick_halves(pair.x, pair.x, true);
+      scale[block][1] = pick_halves(pair.y, pair.y, false),
+      bias[block][1] = pick_halves(pair.y, pair.y, true);
     }
     const int stage = ring.stage;
     const uint64_t x = k_major_descriptor(ring.stage_address());
@@ -254,7 +273,8 @@ __device__ __forceinline__ void multiply(float (&acc)[2][kTile / 2], Ring<kTile>
     for (int step = 0; step < 4; ++step) {
       uint32_t(&now)[2][4] = a[step % 2];
 #pragma unroll
-      for (int block = 0; block < 2; ++block) dequantise(now[block], word_of(w.codes[block], step), scale[block], bias[block]);
+      for (int block = 0; block < 2; ++block)
+        dequantise(now[block], word_of(w.codes[block], step), scale[block], bias[block]);
       wgmma_fence();
       Wgmma<kN>::rs(acc[0], now[0], x + 2u * static_cast<unsigned>(step), g | step);
       Wgmma<kN>::rs(acc[1], now[1], x + 2u * static_cast<unsigned>(step), g | step);
@@ -279,10 +299,11 @@ __device__ __forceinline__ void multiply(float (&acc)[2][kTile / 2], Ring<kTile>
 
 constexpr int kConsumerBarrier = 1;
 
-// Accumulators to memory. bf16 outputs are transposed through shared memory: a lane holds neighbouring rows of one
-// output, memory wants neighbouring outputs of one row.
+// Accumulators to memory. bf16 outputs are transposed through shared memory: a lane holds neighbouring rows
+// of one output, memory wants neighbouring outputs of one row.
 template <Epilogue kEpilogue, int kN, int kTile>
-__device__ __forceinline__ void store(const Params& p, const Item& item, float (&acc)[2][kTile / 2], unsigned char* staging) {
+__device__ __forceinline__ void store(const Params& p, const Item& item, float (&acc)[2][kTile / 2],
+                                      unsigned char* staging) {
   const unsigned warp = threadIdx.x / 32, lane = lane_id(), g = lane / 4, t = lane % 4;
   const unsigned group = warp / 4, member = warp % 4;
   if constexpr (kEpilogue == Epilogue::floats) {
@@ -291,7 +312,10 @@ __device__ __forceinline__ void store(const Params& p, const Item& item, float (
 #pragma unroll
       for (int i = 0; i < kN / 2; ++i) {
         const int row = i / 4 * 8 + static_cast<int>(2 * t) + i % 2;
-        const int output = item.first_tile * 16 + static_cast<int>(group * 128 + static_cast<unsigned>(block) * 64 + member * 16 + g) + (i / 2 % 2) * 8;
+        const int output =
+            item.first_tile * 16 +
+            static_cast<int>(group * 128 + static_cast<unsigned>(block) * 64 + member * 16 + g) +
+            (i / 2 % 2) * 8;
         if (row < item.n_rows && output < item.n_outputs)
           static_cast<float*>(item.out)[(item.first_row + row) * item.out_stride + output] = acc[block][i];
       }
@@ -304,7 +328,8 @@ __device__ __forceinline__ void store(const Params& p, const Item& item, float (
   const uint32_t at = shared_address(staging) + (lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 16;
 #pragma unroll
   for (int block = 0; block < (kSwiglu ? 1 : 2); ++block) {
-    const unsigned output = kSwiglu ? group * 64 + member * 16 : group * 128 + static_cast<unsigned>(block) * 64 + member * 16;
+    const unsigned output =
+        kSwiglu ? group * 64 + member * 16 : group * 128 + static_cast<unsigned>(block) * 64 + member * 16;
 #pragma unroll
     for (int j = 0; j < kN / 8; j += 2) {
       uint32_t r[4];
@@ -326,7 +351,8 @@ __device__ __forceinline__ void store(const Params& p, const Item& item, float (
           r[2 * h + 1] = bf16_pair(acc[block][i + 2], acc[block][i + 3]);
         }
       }
-      store_matrices_transposed(at + static_cast<uint32_t>(8 * j) * kPitch + output * 2, r[0], r[1], r[2], r[3]);
+      store_matrices_transposed(at + static_cast<uint32_t>(8 * j) * kPitch + output * 2, r[0], r[1], r[2],
+                                r[3]);
     }
   }
   named_barrier(kConsumerBarrier, kConsumers);
@@ -335,7 +361,8 @@ __device__ __forceinline__ void store(const Params& p, const Item& item, float (
   const int output = item.first_tile * 16 + piece * 8;
   if (output >= item.n_outputs) return;
   for (int row = static_cast<int>(threadIdx.x) / kLanes; row < item.n_rows; row += kConsumers / kLanes) {
-    uint4 value = *reinterpret_cast<const uint4*>(staging + static_cast<uint32_t>(row) * kPitch + static_cast<uint32_t>(piece) * 16u);
+    uint4 value = *reinterpret_cast<const uint4*>(staging + static_cast<uint32_t>(row) * kPitch +
+                                                  static_cast<uint32_t>(piece) * 16u);
     const int64_t to = (item.first_row + row) * item.out_stride + output;
     if constexpr (kEpilogue == Epilogue::residual) {
       float y[8];
@@ -352,15 +379,16 @@ __device__ __forceinline__ void store(const Params& p, const Item& item, float (
 }
 
 template <Epilogue kEpilogue, int kN, int kTile>
-__device__ __forceinline__ void consume_item(const Params& p, const Item& item, Ring<kTile>& ring, unsigned char* base,
-                                             unsigned char* staging) {
+__device__ __forceinline__ void consume_item(const Params& p, const Item& item, Ring<kTile>& ring,
+                                             unsigned char* base, unsigned char* staging) {
   float acc[2][kTile / 2];
   multiply<kN, kTile>(acc, ring, base, p.n_cols / q4::kGroup);
   store<kEpilogue, kN, kTile>(p, item, acc, staging);
 }
 
 template <Epilogue kEpilogue, int kTile>
-__global__ void __launch_bounds__(kThreads, Layout<kTile>::kBlocksPerSm) linear_q4_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kThreads, Layout<kTile>::kBlocksPerSm)
+    linear_q4_kernel(const __grid_constant__ Params p) {
   unsigned char* base = aligned_shared_memory();
   unsigned char* staging = base + kStages * Layout<kTile>::kStageBytes;
   Ring<kTile> ring;
@@ -377,7 +405,8 @@ __global__ void __launch_bounds__(kThreads, Layout<kTile>::kBlocksPerSm) linear_
   block_sync();
   pdl_wait();
   pdl_trigger();
-  const int blocks_per_expert = (p.segments[0].n_rows + item_tiles<kEpilogue>() * 16 - 1) / (item_tiles<kEpilogue>() * 16);
+  const int blocks_per_expert =
+      (p.segments[0].n_rows + item_tiles<kEpilogue>() * 16 - 1) / (item_tiles<kEpilogue>() * 16);
   const int n_items = count_items(p, blocks_per_expert);
   if (threadIdx.x >= kConsumers) {
     registers_release<Layout<kTile>::kProducerRegisters>();
@@ -388,19 +417,31 @@ __global__ void __launch_bounds__(kThreads, Layout<kTile>::kBlocksPerSm) linear_
       const Item item = find_item<kEpilogue>(p, index, blocks_per_expert);
       const int sixteens = (item.n_rows + 15) / 16;
       if constexpr (kTile == kFewTileTokens) {
-        if (sixteens == 1)
-          consume_item<kEpilogue, 16, kTile>(p, item, ring, base, staging);
-        else
-          consume_item<kEpilogue, 32, kTile>(p, item, ring, base, staging);
+        if (sixteens == 1) consume_item<kEpilogue, 16, kTile>(p, item, ring, base, staging);
+        else consume_item<kEpilogue, 32, kTile>(p, item, ring, base, staging);
       } else {
         switch (sixteens) {  // 7 takes 128: one variant more and ptxas serialises them all
-          case 1: consume_item<kEpilogue, 16, kTile>(p, item, ring, base, staging); break;
-          case 2: consume_item<kEpilogue, 32, kTile>(p, item, ring, base, staging); break;
-          case 3: consume_item<kEpilogue, 48, kTile>(p, item, ring, base, staging); break;
-          case 4: consume_item<kEpilogue, 64, kTile>(p, item, ring, base, staging); break;
-          case 5: consume_item<kEpilogue, 80, kTile>(p, item, ring, base, staging); break;
-          case 6: consume_item<kEpilogue, 96, kTile>(p, item, ring, base, staging); break;
-          default: consume_item<kEpilogue, 128, kTile>(p, item, ring, base, staging); break;
+          case 1:
+            consume_item<kEpilogue, 16, kTile>(p, item, ring, base, staging);
+            break;
+          case 2:
+            consume_item<kEpilogue, 32, kTile>(p, item, ring, base, staging);
+            break;
+          case 3:
+            consume_item<kEpilogue, 48, kTile>(p, item, ring, base, staging);
+            break;
+          case 4:
+            consume_item<kEpilogue, 64, kTile>(p, item, ring, base, staging);
+            break;
+          case 5:
+            consume_item<kEpilogue, 80, kTile>(p, item, ring, base, staging);
+            break;
+          case 6:
+            consume_item<kEpilogue, 96, kTile>(p, item, ring, base, staging);
+            break;
+          default:
+            consume_item<kEpilogue, 128, kTile>(p, item, ring, base, staging);
+            break;
         }
       }
     }
@@ -416,14 +457,12 @@ void start(const Params& p, int n_blocks, cudaStream_t stream) {
 template <Epilogue kEpilogue>
 void start_experts(const Params& p, int tile_rows, int n_multiprocessors, cudaStream_t stream) {
   require(tile_rows == kMaxTileTokens || tile_rows == kFewTileTokens, "experts: tiles of 32 or 128 rows");
-  if (tile_rows == kFewTileTokens)
-    start<kEpilogue, kFewTileTokens>(p, 2 * n_multiprocessors, stream);
-  else
-    start<kEpilogue>(p, n_multiprocessors, stream);
+  if (tile_rows == kFewTileTokens) start<kEpilogue, kFewTileTokens>(p, 2 * n_multiprocessors, stream);
+  else start<kEpilogue>(p, n_multiprocessors, stream);
 }
 
-// Rows a tile so that the last wave of blocks is as full as may be: waves * (time of a tile), where a tile costs its
-// rows plus a fixed part for dequantising and storing.
+// Rows a tile so that the last wave of blocks is as full as may be: waves * (time of a tile), where a tile
+// costs its rows plus a fixed part for dequantising and storing.
 int choose_tile_tokens(int n_tokens, int n_output_blocks, int n_multiprocessors) {
   constexpr int kFixedRows = 40;
   int best = kMaxTileTokens;
@@ -457,7 +496,8 @@ Params expert_params(const ExpertArgs& args) {
 }  // namespace
 
 void linear_q4_prefill(const LinearArgs& args, int n_multiprocessors, cudaStream_t stream) {
-  require(args.n_tokens > 0 && args.n_cols > 0 && args.n_cols % q4::kGroup == 0, "linear: rows, or columns of groups of 64");
+  require(args.n_tokens > 0 && args.n_cols > 0 && args.n_cols % q4::kGroup == 0,
+          "linear: rows, or columns of groups of 64");
   require(args.n_segments >= 1 && args.n_segments <= kMaxSegments, "linear: 1 to 4 segments");
   Params p{};
   p.x = args.x;
@@ -467,7 +507,8 @@ void linear_q4_prefill(const LinearArgs& args, int n_multiprocessors, cudaStream
   p.residual = args.residual;
   int n_blocks = 0;
   for (int s = 0; s < args.n_segments; ++s) {
-    require(args.segments[s].n_rows % 8 == 0 || args.output == LinearOutput::floats, "linear: outputs in eights");
+    require(args.segments[s].n_rows % 8 == 0 || args.output == LinearOutput::floats,
+            "linear: outputs in eights");
     p.segments[s] = args.segments[s];
     p.segment_items[s] = (args.segments[s].n_rows + kItemOutputs - 1) / kItemOutputs;
     n_blocks += p.segment_items[s];
@@ -477,9 +518,12 @@ void linear_q4_prefill(const LinearArgs& args, int n_multiprocessors, cudaStream
   for (int s = 0; s < args.n_segments; ++s) p.segment_items[s] *= p.n_token_tiles;
   const int grid = std::min(n_blocks * p.n_token_tiles, n_multiprocessors);
   switch (args.output) {
-    case LinearOutput::bf16: return start<Epilogue::bf16>(p, grid, stream);
-    case LinearOutput::residual: return start<Epilogue::residual>(p, grid, stream);
-    case LinearOutput::floats: return start<Epilogue::floats>(p, grid, stream);
+    case LinearOutput::bf16:
+      return start<Epilogue::bf16>(p, grid, stream);
+    case LinearOutput::residual:
+      return start<Epilogue::residual>(p, grid, stream);
+    case LinearOutput::floats:
+      return start<Epilogue::floats>(p, grid, stream);
   }
 }
 
