@@ -169,6 +169,7 @@ void router_chunk(const Run& run, const plan::NormRouter& op) {
   g.row_of_choice = run.extra.row_of_choice.get<int32_t>();
   g.tiles = run.extra.tiles.get<ExpertTile>();
   g.n_tiles = run.extra.n_tiles.get<int32_t>();
+  g.tile_rows = expert_tile_rows(g.n_tokens, d.n_experts);
   group_by_expert_prefill(g, run.stream);
 }
 
@@ -188,6 +189,7 @@ void gate_up_chunk(const Run& run, const plan::ExpertsGateUp& op) {
   a.n_rows = d.expert_width;
   a.n_cols = d.hidden;
   a.out = run.extra.expert_act.get<uint16_t>();
+  a.tile_rows = expert_tile_rows(run.step.n_rows(), d.n_experts);
   experts_gate_up_q4_prefill(a, run.n_sms, run.stream);
 }
 
@@ -203,6 +205,7 @@ void down_chunk(const Run& run, const plan::ExpertsDownCombine& op) {
   a.n_rows = d.hidden;
   a.n_cols = d.expert_width;
   a.out = run.extra.expert_y.get<uint16_t>();
+  a.tile_rows = expert_tile_rows(run.step.n_rows(), d.n_experts);
   experts_down_q4_prefill(a, run.n_sms, run.stream);
   CombineArgs c{};
   c.y = a.out;

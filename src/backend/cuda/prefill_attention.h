@@ -1,4 +1,5 @@
-// Gated attention of a chunk of one sequence over its KV cache, which the chunk's own keys and values join first.
+// Gated attention of a chunk of one sequence over its KV cache, which the chunk's own keys and values join
+// first.
 //
 //   q_h <- rope(RMSNorm(q_h; q_norm)), k_j likewise; append k_j, v_j          qk_prepare
 //   o_h = softmax_{pos' <= pos}(q_h k_{h/8} / 16) v_{h/8}; y = o sigma(gate)  attention
@@ -21,7 +22,7 @@ struct AttentionArgs {
   const uint16_t* k;       // [n_tokens, kv_stride]
   const uint16_t* v;
   int64_t q_gate_stride, kv_stride;
-  const float* q_norm;         // [256]
+  const float* q_norm;  // [256]
   const float* k_norm;
   const float2* rope;          // [n_tokens][32] cos and sin of the token's angles
   KvCache cache;               // n_q_heads = 8 * cache.n_kv_heads

@@ -22,11 +22,14 @@ struct Case {
   std::vector<float> q_norm, k_norm;
   std::vector<int32_t> table;
 
-  Case(Random& random, const Shape& s) : shape(s), n_q(8 * s.n_kv_heads), n_blocks((s.position + s.n_tokens + 63) / 64 + 2) {
+  Case(Random& random, const Shape& s)
+      : shape(s), n_q(8 * s.n_kv_heads), n_blocks((s.position + s.n_tokens + 63) / 64 + 2) {
     q_gate = random.normals(static_cast<size_t>(s.n_tokens) * n_q * 512);
     k = random.normals(static_cast<size_t>(s.n_tokens) * s.n_kv_heads * 256);
     v = random.normals(k.size());
-    for (int i = 0; i < 256; ++i) q_norm.push_back(value(bits(1.5f + random.normal(0.3f)))), k_norm.push_back(value(bits(1 + random.normal(0.3f))));
+    for (int i = 0; i < 256; ++i)
+      q_norm.push_back(value(bits(1.5f + random.normal(0.3f)))),
+          k_norm.push_back(value(bits(1 + random.normal(0.3f))));
     table.resize(n_blocks);
     std::iota(table.begin(), table.end(), 0);
     std::shuffle(table.begin(), table.end(), std::mt19937(7));
@@ -70,8 +73,21 @@ TEST_P(Attention, PreparesAppendsAndAttends) {
   const DeviceArray<int32_t> table(c.table);
   DeviceArray<float2> rope(static_cast<size_t>(n) * 32);
   DeviceArray<uint16_t> q(static_cast<size_t>(n) * n_q * 256), y(q.size());
-  const AttentionArgs args{n, shape.position, n_q, q_gate.get(), k.get(), v.get(), n_q * 512, n_kv * 256, q_norm.get(), k_norm.get(),
-                           rope.get(), {cache_k.get(), cache_v.get(), n_kv}, table.get(), q.get(), y.get()};
+  const AttentionArgs args{n,
+                           shape.position,
+                           n_q,
+                           q_gate.get(),
+                           k.get(),
+                           v.get(),
+                           n_q * 512,
+                           n_kv * 256,
+                           q_norm.get(),
+                           k_norm.get(),
+                           rope.get(),
+                           {cache_k.get(), cache_v.get(), n_kv},
+                           table.get(),
+                           q.get(),
+                           y.get()};
   rope_table_prefill(rope.get(), n, shape.position, kTheta, nullptr);
   qk_prepare_prefill(args, nullptr);
   finish();
@@ -79,7 +95,8 @@ TEST_P(Attention, PreparesAppendsAndAttends) {
   std::vector<double> want;
   for (int t = 0; t < n; ++t)
     for (int h = 0; h < n_q; ++h) {
-      const auto row = normed_and_rotated(&c.q_gate[(static_cast<size_t>(t) * n_q + h) * 512], c.q_norm, shape.position + t);
+      const auto row = normed_and_rotated(&c.q_gate[(static_cast<size_t>(t) * n_q + h) * 512], c.q_norm,
+                                          shape.position + t);
       want.insert(want.end(), row.begin(), row.end());
     }
   expect_close(values(q.download()), want, 0x1p-8, {3e-6 * 8}, n_q * 256, "q");
@@ -88,9 +105,11 @@ TEST_P(Attention, PreparesAppendsAndAttends) {
   for (int t = 0; t < n; ++t)
     for (int h = 0; h < n_kv; ++h) {
       const size_t at = c.at(shape.position + t, h);
-      const auto row = normed_and_rotated(&c.k[(static_cast<size_t>(t) * n_kv + h) * 256], c.k_norm, shape.position + t);
+      const auto row =
+          normed_and_rotated(&c.k[(static_cast<size_t>(t) * n_kv + h) * 256], c.k_norm, shape.position + t);
       for (int i = 0; i < 256; ++i) {
-        ASSERT_NEAR(value(got_k[at + i]), row[i], std::abs(row[i]) * 0x1p-8 + 3e-5) << "key of token " << t << ", column " << i;
+        ASSERT_NEAR(value(got_k[at + i]), row[i], std::abs(row[i]) * 0x1p-8 + 3e-5)
+            << "key of token " << t << ", column " << i;
         ASSERT_EQ(got_v[at + i], c.v[(static_cast<size_t>(t) * n_kv + h) * 256 + i]);
         untouched_k[at + i] = 0xffff;
       }
@@ -113,7 +132,9 @@ TEST_P(Attention, PreparesAppendsAndAttends) {
       for (int p = 0; p < n_keys; ++p) {
         double dot = 0;
         const size_t at = c.at(p, h / 8);
-        for (int i = 0; i < 256; ++i) dot += static_cast<double>(value(q_bits[(static_cast<size_t>(t) * n_q + h) * 256 + i])) * value(got_k[at + i]);
+        for (int i = 0; i < 256; ++i)
+          dot += static_cast<double>(value(q_bits[(static_cast<size_t>(t) * n_q + h) * 256 + i])) *
+                 value(got_k[at + i]);
         weight[p] = dot / 16;
         top = std::max(top, weight[p]);
       }
@@ -125,17 +146,20 @@ TEST_P(Attention, PreparesAppendsAndAttends) {
           o[i] += term, size[i] += std::abs(term);
         }
       for (int i = 0; i < 256; ++i) {
-        const double gate = 1 / (1 + std::exp(-static_cast<double>(value(c.q_gate[(static_cast<size_t>(t) * n_q + h) * 512 + 256 + i]))));
+        const double gate = 1 / (1 + std::exp(-static_cast<double>(value(
+                                         c.q_gate[(static_cast<size_t>(t) * n_q + h) * 512 + 256 + i]))));
         const double expected = o[i] * gate, actual = got[(static_cast<size_t>(t) * n_q + h) * 256 + i];
         // Probabilities are bf16 operands (2^-9 of sum |p v|), output and gated output are rounded to bf16.
         const double tolerance = gate * (size[i] * 0x1p-8 + 2 * std::abs(o[i]) * 0x1p-8) + 1e-6;
         error += std::pow(actual - expected, 2), norm += expected * expected;
         const double excess = std::isfinite(actual) ? std::abs(actual - expected) / tolerance : INFINITY;
         if (excess > worst) worst = excess;
-        ASSERT_LE(excess, 1.0) << "token " << t << " head " << h << " column " << i << ": got " << actual << ", want " << expected;
+        ASSERT_LE(excess, 1.0) << "token " << t << " head " << h << " column " << i << ": got " << actual
+                               << ", want " << expected;
       }
     }
-  std::printf("tokens %d after %d: relative error %.2e, worst %.2f of the tolerance\n", n, shape.position, std::sqrt(error / norm), worst);
+  std::printf("tokens %d after %d: relative error %.2e, worst %.2f of the tolerance\n", n, shape.position,
+              std::sqrt(error / norm), worst);
   const auto first = y.download();
   y.poison();
   attention_prefill(args, nullptr);
@@ -143,10 +167,12 @@ TEST_P(Attention, PreparesAppendsAndAttends) {
 }
 
 #ifdef LILY_CUDA_EMULATED
-INSTANTIATE_TEST_SUITE_P(Shapes, Attention, ::testing::Values(Shape{1, 0, 1}, Shape{17, 100, 1}, Shape{20, 60, 2}));
+INSTANTIATE_TEST_SUITE_P(Shapes, Attention,
+                         ::testing::Values(Shape{1, 0, 1}, Shape{17, 100, 1}, Shape{20, 60, 2}));
 #else
 INSTANTIATE_TEST_SUITE_P(Shapes, Attention,
-                         ::testing::Values(Shape{1, 0, 1}, Shape{15, 0, 2}, Shape{16, 63, 2}, Shape{17, 64, 2}, Shape{64, 1, 1}, Shape{200, 300, 2},
+                         ::testing::Values(Shape{1, 0, 1}, Shape{15, 0, 2}, Shape{16, 63, 2},
+                                           Shape{17, 64, 2}, Shape{64, 1, 1}, Shape{200, 300, 2},
                                            Shape{700, 0, 2}, Shape{100, 5000, 1}));
 #endif
 

@@ -59,7 +59,8 @@ Reference reference(const Inputs& in) {
   for (int t = 0; t < n; ++t)
     for (int ch = 0; ch < channels; ++ch) {
       double sum = 0;
-      for (int j = 0; j < 4; ++j) sum += value(in.conv_weight[static_cast<size_t>(ch) * 4 + j]) * m(t - 3 + j, ch);
+      for (int j = 0; j < 4; ++j)
+        sum += value(in.conv_weight[static_cast<size_t>(ch) * 4 + j]) * m(t - 3 + j, ch);
       c[static_cast<size_t>(t) * channels + ch] = sum / (1 + std::exp(-sum));
     }
   for (int i = 0; i < 3; ++i)
@@ -67,19 +68,24 @@ Reference reference(const Inputs& in) {
   r.y.resize(static_cast<size_t>(n) * nv * 128);
   r.size.resize(r.y.size());
   for (int h = 0; h < nv; ++h) {
-    std::vector<double> s(in.state.begin() + static_cast<std::ptrdiff_t>(h) * 128 * 128, in.state.begin() + static_cast<std::ptrdiff_t>(h + 1) * 128 * 128);
+    std::vector<double> s(in.state.begin() + static_cast<std::ptrdiff_t>(h) * 128 * 128,
+                          in.state.begin() + static_cast<std::ptrdiff_t>(h + 1) * 128 * 128);
     for (int t = 0; t < n; ++t) {
       const double* row = &c[static_cast<size_t>(t) * channels];
       double q[128], k[128], v[128], o[128], qq = 0, kk = 0;
-      for (int i = 0; i < 128; ++i) qq += std::pow(row[h / 2 * 128 + i], 2), kk += std::pow(row[(nk + h / 2) * 128 + i], 2);
+      for (int i = 0; i < 128; ++i)
+        qq += std::pow(row[h / 2 * 128 + i], 2), kk += std::pow(row[(nk + h / 2) * 128 + i], 2);
       for (int i = 0; i < 128; ++i) {  // operands of the rule are bf16
         q[i] = value(bits(row[h / 2 * 128 + i] / std::sqrt(qq + 1e-6) / std::sqrt(128.0)));
         k[i] = value(bits(row[(nk + h / 2) * 128 + i] / std::sqrt(kk + 1e-6)));
         v[i] = value(bits(row[(2 * nk + h) * 128 + i]));
       }
-      const double x = static_cast<double>(value(in.ab[static_cast<size_t>(t) * 2 * nv + nv + h])) + in.dt_bias[h];
-      const double g = -std::exp(static_cast<double>(in.a_log[h])) * (std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x))));
-      const double beta = 1 / (1 + std::exp(-static_cast<double>(value(in.ab[static_cast<size_t>(t) * 2 * nv + h]))));
+      const double x =
+          static_cast<double>(value(in.ab[static_cast<size_t>(t) * 2 * nv + nv + h])) + in.dt_bias[h];
+      const double g = -std::exp(static_cast<double>(in.a_log[h])) *
+                       (std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x))));
+      const double beta =
+          1 / (1 + std::exp(-static_cast<double>(value(in.ab[static_cast<size_t>(t) * 2 * nv + h]))));
       double squares = 0;
       for (int dv = 0; dv < 128; ++dv) {
         double* column = &s[static_cast<size_t>(dv) * 128];
@@ -122,14 +128,34 @@ TEST_P(Delta, BothFormsFollowTheRecurrence) {
     DeviceArray<uint16_t> conv(in.conv), y(want.y.size());
     DeviceArray<float> state(in.state);
     DeviceArray<std::byte> scratch(delta_scratch_bytes(in.n, in.nk, in.nv));
-    const DeltaArgs args{in.n, in.nk, in.nv, qkvz.get(), qkvz.get() + in.channels, ab.get(), ab.get() + in.nv, in.stride(), in.stride(), 2 * in.nv,
-                         conv_weight.get(), a_log.get(), dt_bias.get(), norm.get(), shape.from_zero ? nullptr : conv.get(), conv.get(),
-                         shape.from_zero ? nullptr : state.get(), state.get(), y.get(), scratch.get()};
-    const auto run = [&] { blocks ? delta_blocks_prefill(args, nullptr) : delta_scan_prefill(args, nullptr); };
+    const DeltaArgs args{in.n,
+                         in.nk,
+                         in.nv,
+                         qkvz.get(),
+                         qkvz.get() + in.channels,
+                         ab.get(),
+                         ab.get() + in.nv,
+                         in.stride(),
+                         in.stride(),
+                         2 * in.nv,
+                         conv_weight.get(),
+                         a_log.get(),
+                         dt_bias.get(),
+                         norm.get(),
+                         shape.from_zero ? nullptr : conv.get(),
+                         conv.get(),
+                         shape.from_zero ? nullptr : state.get(),
+                         state.get(),
+                         y.get(),
+                         scratch.get()};
+    const auto run = [&] {
+      blocks ? delta_blocks_prefill(args, nullptr) : delta_scan_prefill(args, nullptr);
+    };
     run();
     finish();
-    // Token by token all is fp32 after the operands' rounding, where a few differ by one bf16 step from the reference's.
-    // In blocks T, U, W, X and the state are operands of 8 bits each: 5 roundings of 2^-9, relative to the row.
+    // Token by token all is fp32 after the operands' rounding, where a few differ by one bf16 step from the
+    // reference's. In blocks T, U, W, X and the state are operands of 8 bits each: 5 roundings of 2^-9,
+    // relative to the row.
     const double row_error = blocks ? 6 * 0x1p-8 : 0x1p-9;
     std::vector<double> absolute;
     for (double s : want.size) absolute.push_back(8 * row_error * s + 1e-6);
@@ -137,7 +163,8 @@ TEST_P(Delta, BothFormsFollowTheRecurrence) {
     expect_close(got, want.y, 0x1p-8, absolute, in.nv * 128, "y");
     const auto got_state = state.download();
     const double y_error = relative_error(got, want.y), state_error = relative_error(got_state, want.state);
-    std::printf("tokens %d, %s: relative error of y %.2e, of the state %.2e\n", in.n, blocks ? "blocks" : "scan", y_error, state_error);
+    std::printf("tokens %d, %s: relative error of y %.2e, of the state %.2e\n", in.n,
+                blocks ? "blocks" : "scan", y_error, state_error);
     EXPECT_LE(y_error, blocks ? 1.5e-2 : 4e-3);
     EXPECT_LE(state_error, blocks ? 1.5e-2 : 2e-3);
     EXPECT_EQ(conv.download(), want.conv);
@@ -150,11 +177,15 @@ TEST_P(Delta, BothFormsFollowTheRecurrence) {
 }
 
 #ifdef LILY_CUDA_EMULATED
-INSTANTIATE_TEST_SUITE_P(Shapes, Delta, ::testing::Values(Shape{1, 1, 1, false}, Shape{2, 1, 1, true}, Shape{65, 1, 1, false}, Shape{150, 1, 30, false}));
+INSTANTIATE_TEST_SUITE_P(Shapes, Delta,
+                         ::testing::Values(Shape{1, 1, 1, false}, Shape{2, 1, 1, true},
+                                           Shape{65, 1, 1, false}, Shape{150, 1, 30, false}));
 #else
 INSTANTIATE_TEST_SUITE_P(Shapes, Delta,
-                         ::testing::Values(Shape{1, 2, 1, false}, Shape{2, 1, 1, true}, Shape{63, 2, 1, true}, Shape{64, 2, 1, false},
-                                           Shape{65, 2, 1, false}, Shape{150, 2, 30, false}, Shape{512, 16, 1, false}, Shape{1000, 2, 3, true}));
+                         ::testing::Values(Shape{1, 2, 1, false}, Shape{2, 1, 1, true}, Shape{63, 2, 1, true},
+                                           Shape{64, 2, 1, false}, Shape{65, 2, 1, false},
+                                           Shape{150, 2, 30, false}, Shape{512, 16, 1, false},
+                                           Shape{1000, 2, 3, true}));
 #endif
 
 }  // namespace

@@ -7,7 +7,8 @@
 namespace lily::cuda::test {
 namespace {
 
-// fp32 accumulation of n products of bf16 values: gamma_n |x||w|; n is small enough for the first-order bound.
+// fp32 accumulation of n products of bf16 values: gamma_n |x||w|; n is small enough for the first-order
+// bound.
 constexpr double kFloatEpsilon = 0x1p-24, kBf16Epsilon = 0x1p-8;
 
 struct Reference {
@@ -46,13 +47,15 @@ TEST_P(Linear, WritesEverySegmentInEveryForm) {
   std::vector<Matrix> matrices;
   for (int n : shape.outputs) matrices.emplace_back(random, n, shape.n_cols);
   for (const LinearOutput output : {LinearOutput::bf16, LinearOutput::residual, LinearOutput::floats}) {
-    LinearArgs args{device_x.get(), shape.n_tokens, shape.n_cols, static_cast<int>(shape.outputs.size()), {}, output, nullptr};
+    LinearArgs args{device_x.get(), shape.n_tokens, shape.n_cols, static_cast<int>(shape.outputs.size()), {},
+                    output,         nullptr};
     std::vector<std::unique_ptr<DeviceArray<std::byte>>> packed;
     std::vector<std::unique_ptr<DeviceArray<float>>> out;  // room for either type
     std::vector<float> residual;
     for (size_t s = 0; s < matrices.size(); ++s) {
       packed.push_back(std::make_unique<DeviceArray<std::byte>>(matrices[s].packed));
-      out.push_back(std::make_unique<DeviceArray<float>>(static_cast<size_t>(shape.n_tokens) * shape.outputs[s]));
+      out.push_back(
+          std::make_unique<DeviceArray<float>>(static_cast<size_t>(shape.n_tokens) * shape.outputs[s]));
       args.segments[s] = {packed[s]->get(), shape.outputs[s], out[s]->get(), shape.outputs[s]};
     }
     residual = values(random.normals(static_cast<size_t>(shape.n_tokens) * shape.outputs[0]));
@@ -74,7 +77,8 @@ TEST_P(Linear, WritesEverySegmentInEveryForm) {
           want.error[i] += kBf16Epsilon * std::abs(want.y[i]);
           want.y[i] += residual[i];
         }
-      expect_close(got, want.y, output == LinearOutput::bf16 ? kBf16Epsilon : kFloatEpsilon, want.error, shape.outputs[s], "linear");
+      expect_close(got, want.y, output == LinearOutput::bf16 ? kBf16Epsilon : kFloatEpsilon, want.error,
+                   shape.outputs[s], "linear");
     }
     const auto first = out[0]->download();
     linear_q4_prefill(args, kMultiprocessors, nullptr);
@@ -86,13 +90,15 @@ TEST_P(Linear, WritesEverySegmentInEveryForm) {
 
 #ifdef LILY_CUDA_EMULATED
 INSTANTIATE_TEST_SUITE_P(Shapes, Linear,
-                         ::testing::Values(Shape{1, 128, {256}}, Shape{17, 64, {264, 64, 8}}, Shape{127, 192, {512}},
-                                           Shape{129, 512, {40}}, Shape{260, 128, {256, 16}}));
+                         ::testing::Values(Shape{1, 128, {256}}, Shape{17, 64, {264, 64, 8}},
+                                           Shape{127, 192, {512}}, Shape{129, 512, {40}},
+                                           Shape{260, 128, {256, 16}}));
 #else
 INSTANTIATE_TEST_SUITE_P(Shapes, Linear,
                          ::testing::Values(Shape{1, 256, {1024, 512, 8}}, Shape{16, 512, {264, 64, 8}},
-                                           Shape{17, 2048, {2048}}, Shape{63, 128, {256}}, Shape{113, 448, {272}},
-                                           Shape{127, 192, {512}}, Shape{128, 256, {256}}, Shape{129, 4096, {2048}},
+                                           Shape{17, 2048, {2048}}, Shape{63, 128, {256}},
+                                           Shape{113, 448, {272}}, Shape{127, 192, {512}},
+                                           Shape{128, 256, {256}}, Shape{129, 4096, {2048}},
                                            Shape{700, 2048, {512, 520, 32, 32}}));
 #endif
 
@@ -103,15 +109,18 @@ struct Load {
 };
 class Experts : public ::testing::TestWithParam<Load> {};
 
-TEST_P(Experts, GateUpThenDown) {
-  const Load& load = GetParam();
+void gate_up_then_down(const Load& load, int tile_rows);
+TEST_P(Experts, GateUpThenDownInLargeTiles) { gate_up_then_down(GetParam(), kMaxTileTokens); }
+TEST_P(Experts, GateUpThenDownInSmallTiles) { gate_up_then_down(GetParam(), kFewTileTokens); }
+
+void gate_up_then_down(const Load& load, int tile_rows) {
   Random random(5 + static_cast<uint64_t>(load.n_tokens));
   const auto x = random.normals(static_cast<size_t>(load.n_tokens) * load.hidden);
   std::vector<ExpertTile> tiles;
   std::vector<int32_t> tokens, expert_of;
   const auto add = [&](int expert, int n, bool identity) {
     for (int done = 0; done < n;) {
-      const int rows = std::min({n - done, kMaxTileTokens, 1 + random.below(kMaxTileTokens)});
+      const int rows = std::min({n - done, tile_rows, 1 + random.below(tile_rows)});
       tiles.push_back({expert, static_cast<int32_t>(tokens.size()), rows});
       for (int i = 0; i < rows; ++i) {
         tokens.push_back(identity ? done + i : random.below(load.n_tokens));
@@ -137,15 +146,17 @@ TEST_P(Experts, GateUpThenDown) {
   }
   const DeviceArray<std::byte> device_gate(packed[0]), device_up(packed[1]), device_down(packed[2]);
   const DeviceArray<uint16_t> device_x(x);
-  const DeviceArray<int32_t> device_tokens(tokens), n_tiles(std::vector<int32_t>{static_cast<int32_t>(tiles.size())});
+  const DeviceArray<int32_t> device_tokens(tokens),
+      n_tiles(std::vector<int32_t>{static_cast<int32_t>(tiles.size())});
   const DeviceArray<float> device_weight(weight);
   const DeviceArray<ExpertTile> device_tiles(tiles);
   DeviceArray<uint16_t> act(n_rows * load.width), y(n_rows * load.hidden);
   const size_t stride = gate[0].packed.size(), last = stride * load.n_experts;
-  experts_gate_up_q4_prefill({device_tiles.get(), n_tiles.get(), load.n_experts, device_x.get(), device_tokens.get(),
-                              device_weight.get(), device_gate.get(), device_up.get(), device_gate.get() + last,
-                              device_up.get() + last, load.width, load.hidden, act.get()},
-                             kMultiprocessors, nullptr);
+  experts_gate_up_q4_prefill(
+      {device_tiles.get(), n_tiles.get(), load.n_experts, device_x.get(), device_tokens.get(),
+       device_weight.get(), device_gate.get(), device_up.get(), device_gate.get() + last,
+       device_up.get() + last, load.width, load.hidden, act.get(), tile_rows},
+      kMultiprocessors, nullptr);
   finish();
   const auto act_bits = act.download();
   std::vector<double> want, error;
@@ -160,13 +171,15 @@ TEST_P(Experts, GateUpThenDown) {
       }
       want.push_back(weight[r] * g / (1 + std::exp(-g)) * u);
       const double unit = 2 * load.hidden * kFloatEpsilon;
-      error.push_back(unit * (magnitude_g * 1.1 * std::abs(u) + magnitude_u * std::abs(g)) + 1e-5 * std::abs(want.back()) + 1e-30);
+      error.push_back(unit * (magnitude_g * 1.1 * std::abs(u) + magnitude_u * std::abs(g)) +
+                      1e-5 * std::abs(want.back()) + 1e-30);
     }
   expect_close(values(act_bits), want, kBf16Epsilon, error, load.width, "gate_up");
-  experts_down_q4_prefill({device_tiles.get(), n_tiles.get(), load.n_experts, act.get(), nullptr, nullptr,
-                           device_down.get(), nullptr, device_down.get() + down[0].packed.size() * load.n_experts, nullptr,
-                           load.hidden, load.width, y.get()},
-                          kMultiprocessors, nullptr);
+  experts_down_q4_prefill(
+      {device_tiles.get(), n_tiles.get(), load.n_experts, act.get(), nullptr, nullptr, device_down.get(),
+       nullptr, device_down.get() + down[0].packed.size() * load.n_experts, nullptr, load.hidden, load.width,
+       y.get(), tile_rows},
+      kMultiprocessors, nullptr);
   finish();
   want.clear(), error.clear();
   for (size_t r = 0; r < n_rows; ++r)
@@ -185,7 +198,8 @@ TEST_P(Experts, GateUpThenDown) {
 
 #ifdef LILY_CUDA_EMULATED
 INSTANTIATE_TEST_SUITE_P(Loads, Experts,
-                         ::testing::Values(Load{20, 128, 128, 4, {0, 1, 17, 30}, true}, Load{3, 64, 128, 2, {140, 0}, false}));
+                         ::testing::Values(Load{20, 128, 128, 4, {0, 1, 17, 30}, true},
+                                           Load{3, 64, 128, 2, {140, 0}, false}));
 #else
 INSTANTIATE_TEST_SUITE_P(Loads, Experts,
                          ::testing::Values(Load{20, 256, 128, 8, {0, 1, 16, 17, 127, 128, 129, 300}, true},

@@ -13,10 +13,12 @@ constexpr double kFloatEpsilon = 0x1p-24, kBf16Epsilon = 0x1p-8;
 struct Q8 {
   std::vector<uint8_t> codes;
   std::vector<uint16_t> scales, biases;
-  Q8(Random& random, int n_rows, int n_cols) : codes(static_cast<size_t>(n_rows) * n_cols), scales(codes.size() / 64), biases(codes.size() / 64) {
+  Q8(Random& random, int n_rows, int n_cols)
+      : codes(static_cast<size_t>(n_rows) * n_cols), scales(codes.size() / 64), biases(codes.size() / 64) {
     for (auto& c : codes) c = static_cast<uint8_t>(random.below(256));
     for (auto& s : scales) s = bits(random.normal(0.001f));
-    for (size_t i = 0; i < biases.size(); ++i) biases[i] = bits(-127.5f * value(scales[i]) + random.normal(0.01f));
+    for (size_t i = 0; i < biases.size(); ++i)
+      biases[i] = bits(-127.5f * value(scales[i]) + random.normal(0.01f));
   }
   double weight(size_t row, size_t col, int n_cols) const {
     const size_t i = row * n_cols + col;
@@ -34,12 +36,22 @@ TEST_P(Router, ChoosesTheEightLargestAndNormalises) {
   Random random(3 + static_cast<uint64_t>(n));
   const auto u = random.normals(static_cast<size_t>(n) * hidden);
   const Q8 router(random, n_experts, hidden), shared(random, 1, hidden);
-  const DeviceArray<uint16_t> d_u(u), rs(router.scales), rb(router.biases), ss(shared.scales), sb(shared.biases);
+  const DeviceArray<uint16_t> d_u(u), rs(router.scales), rb(router.biases), ss(shared.scales),
+      sb(shared.biases);
   const DeviceArray<uint8_t> rc(router.codes), sc(shared.codes);
   DeviceArray<int32_t> chosen(static_cast<size_t>(n) * 8);
-  DeviceArray<float> weight(static_cast<size_t>(n) * 8), shared_weight(n), logits(static_cast<size_t>(n) * n_experts);
-  const RouterArgs args{d_u.get(), n, hidden, n_experts, {rc.get(), rs.get(), rb.get()}, {sc.get(), ss.get(), sb.get()},
-                        chosen.get(), weight.get(), shared_weight.get(), logits.get()};
+  DeviceArray<float> weight(static_cast<size_t>(n) * 8), shared_weight(n),
+      logits(static_cast<size_t>(n) * n_experts);
+  const RouterArgs args{d_u.get(),
+                        n,
+                        hidden,
+                        n_experts,
+                        {rc.get(), rs.get(), rb.get()},
+                        {sc.get(), ss.get(), sb.get()},
+                        chosen.get(),
+                        weight.get(),
+                        shared_weight.get(),
+                        logits.get()};
   router_q8_prefill(args, nullptr);
   finish();
   const auto got_logits = logits.download();
@@ -66,7 +78,8 @@ TEST_P(Router, ChoosesTheEightLargestAndNormalises) {
       error.push_back(2 * (64 + hidden / 64) * kFloatEpsilon * magnitude);
     }
     const double gate = 1 / (1 + std::exp(-dot(shared, 0, &magnitude)));
-    EXPECT_NEAR(got_shared[t], gate, 2 * (64 + hidden / 64) * kFloatEpsilon * magnitude + 1e-6) << "token " << t;
+    EXPECT_NEAR(got_shared[t], gate, 2 * (64 + hidden / 64) * kFloatEpsilon * magnitude + 1e-6)
+        << "token " << t;
     // The choice must be exact for the logits that the kernel itself wrote.
     std::vector<int> order(n_experts);
     std::iota(order.begin(), order.end(), 0);
@@ -76,7 +89,8 @@ TEST_P(Router, ChoosesTheEightLargestAndNormalises) {
     for (int j = 0; j < 8; ++j) sum += std::exp(static_cast<double>(l[order[j]]) - l[order[0]]);
     for (int j = 0; j < 8; ++j) {
       EXPECT_EQ(got[static_cast<size_t>(t) * 8 + j], order[j]) << "token " << t << " choice " << j;
-      EXPECT_NEAR(got_weight[static_cast<size_t>(t) * 8 + j], std::exp(static_cast<double>(l[order[j]]) - l[order[0]]) / sum, 3e-6);
+      EXPECT_NEAR(got_weight[static_cast<size_t>(t) * 8 + j],
+                  std::exp(static_cast<double>(l[order[j]]) - l[order[0]]) / sum, 3e-6);
     }
   }
   expect_close(got_logits, want, 0, error, n_experts, "logits");
@@ -88,15 +102,26 @@ TEST(Router, TiesGoToTheLowerIndex) {
   Q8 router(random, kExperts, kHidden);
   const Q8 shared(random, 1, kHidden);
   for (size_t e = 1; e < kExperts; ++e) {  // all rows equal
-    std::copy_n(router.codes.begin(), kHidden, router.codes.begin() + static_cast<std::ptrdiff_t>(e) * kHidden);
+    std::copy_n(router.codes.begin(), kHidden,
+                router.codes.begin() + static_cast<std::ptrdiff_t>(e) * kHidden);
     router.scales[e] = router.scales[0], router.biases[e] = router.biases[0];
   }
-  const DeviceArray<uint16_t> u(random.normals(kHidden)), rs(router.scales), rb(router.biases), ss(shared.scales), sb(shared.biases);
+  const DeviceArray<uint16_t> u(random.normals(kHidden)), rs(router.scales), rb(router.biases),
+      ss(shared.scales), sb(shared.biases);
   const DeviceArray<uint8_t> rc(router.codes), sc(shared.codes);
   DeviceArray<int32_t> chosen(8);
   DeviceArray<float> weight(8), shared_weight(1);
-  router_q8_prefill({u.get(), 1, kHidden, kExperts, {rc.get(), rs.get(), rb.get()}, {sc.get(), ss.get(), sb.get()},
-                     chosen.get(), weight.get(), shared_weight.get(), nullptr}, nullptr);
+  router_q8_prefill({u.get(),
+                     1,
+                     kHidden,
+                     kExperts,
+                     {rc.get(), rs.get(), rb.get()},
+                     {sc.get(), ss.get(), sb.get()},
+                     chosen.get(),
+                     weight.get(),
+                     shared_weight.get(),
+                     nullptr},
+                    nullptr);
   EXPECT_EQ(chosen.download(), (std::vector<int32_t>{0, 1, 2, 3, 4, 5, 6, 7}));
   for (float w : weight.download()) EXPECT_EQ(w, 0.125f);
 }
@@ -123,8 +148,10 @@ TEST_P(Grouping, ListsEveryRowOnceInOrder) {
   DeviceArray<int32_t> expert_rows(n_experts), token_of_row(n_rows), row_of_choice(chosen.size()), n_tiles(1);
   DeviceArray<float> row_weight(n_rows);
   DeviceArray<ExpertTile> tiles(static_cast<size_t>(max_expert_tiles(n, n_experts)));
-  group_by_expert_prefill({d_chosen.get(), d_weight.get(), d_shared.get(), n, n_experts, true, expert_rows.get(), token_of_row.get(),
-                           row_weight.get(), row_of_choice.get(), tiles.get(), n_tiles.get()}, nullptr);
+  group_by_expert_prefill({d_chosen.get(), d_weight.get(), d_shared.get(), n, n_experts, true,
+                           expert_rows.get(), token_of_row.get(), row_weight.get(), row_of_choice.get(),
+                           tiles.get(), n_tiles.get(), expert_tile_rows(n, n_experts)},
+                          nullptr);
   finish();
   std::vector<int32_t> want_token, want_inverse(chosen.size()), want_rows;
   std::vector<float> want_weight;
@@ -150,7 +177,7 @@ TEST_P(Grouping, ListsEveryRowOnceInOrder) {
   want_rows.push_back(n);
   for (int i = 0; i < count; ++i) {
     ASSERT_GE(list[i].n_rows, 1);
-    ASSERT_LE(list[i].n_rows, kMaxTileTokens);
+    ASSERT_LE(list[i].n_rows, expert_tile_rows(n, n_experts));
     if (i > 0) {
       EXPECT_GE(want_rows[list[i - 1].expert], want_rows[list[i].expert]) << "heavy experts come first";
     }
@@ -168,16 +195,20 @@ TEST_P(Rows, CombineSumsAndNorms) {
   const auto [n, hidden, unused] = GetParam();
   Random random(40 + static_cast<uint64_t>(hidden));
   const auto y = random.normals(static_cast<size_t>(n) * 9 * hidden);
-  const auto residual = values(random.normals(static_cast<size_t>(n) * hidden)), norm = values(random.normals(hidden));
+  const auto residual = values(random.normals(static_cast<size_t>(n) * hidden)),
+             norm = values(random.normals(hidden));
   std::vector<int32_t> rows(static_cast<size_t>(n) * 8);
   std::iota(rows.begin(), rows.end(), 0);
-  for (size_t i = rows.size() - 1; i > 0; --i) std::swap(rows[i], rows[static_cast<size_t>(random.below(static_cast<int>(i) + 1))]);
+  for (size_t i = rows.size() - 1; i > 0; --i)
+    std::swap(rows[i], rows[static_cast<size_t>(random.below(static_cast<int>(i) + 1))]);
   const DeviceArray<uint16_t> d_y(y);
   const DeviceArray<float> d_norm(norm);
   const DeviceArray<int32_t> d_rows(rows);
   DeviceArray<float> x(residual);
   DeviceArray<uint16_t> normed(static_cast<size_t>(n) * hidden), plain(static_cast<size_t>(n) * hidden);
-  combine_experts_prefill({d_y.get(), d_y.get() + static_cast<size_t>(n) * 8 * hidden, d_rows.get(), x.get(), n, hidden, x.get(), d_norm.get(), normed.get()}, nullptr);
+  combine_experts_prefill({d_y.get(), d_y.get() + static_cast<size_t>(n) * 8 * hidden, d_rows.get(), x.get(),
+                           n, hidden, x.get(), d_norm.get(), normed.get()},
+                          nullptr);
   rms_norm_prefill(x.get(), d_norm.get(), plain.get(), n, hidden, nullptr);
   finish();
   const auto got = x.download();
@@ -186,7 +217,8 @@ TEST_P(Rows, CombineSumsAndNorms) {
     for (int h = 0; h < hidden; ++h) {
       double sum = residual[static_cast<size_t>(t) * hidden + h], magnitude = std::abs(sum);
       for (int j = 0; j < 9; ++j) {
-        const size_t row = j < 8 ? static_cast<size_t>(rows[static_cast<size_t>(t) * 8 + j]) : static_cast<size_t>(n) * 8 + t;
+        const size_t row = j < 8 ? static_cast<size_t>(rows[static_cast<size_t>(t) * 8 + j])
+                                 : static_cast<size_t>(n) * 8 + t;
         sum += value(y[row * hidden + h]);
         magnitude += std::abs(value(y[row * hidden + h]));
       }
@@ -198,9 +230,11 @@ TEST_P(Rows, CombineSumsAndNorms) {
     double squares = 0;
     for (int h = 0; h < hidden; ++h) squares += std::pow(got[static_cast<size_t>(t) * hidden + h], 2);
     for (int h = 0; h < hidden; ++h)
-      want_normed.push_back(got[static_cast<size_t>(t) * hidden + h] / std::sqrt(squares / hidden + 1e-6) * norm[h]);
+      want_normed.push_back(got[static_cast<size_t>(t) * hidden + h] / std::sqrt(squares / hidden + 1e-6) *
+                            norm[h]);
   }
-  expect_close(values(normed.download()), want_normed, kBf16Epsilon + 1e-5, {1e-30}, hidden, "norm after combine");
+  expect_close(values(normed.download()), want_normed, kBf16Epsilon + 1e-5, {1e-30}, hidden,
+               "norm after combine");
   EXPECT_EQ(normed.download(), plain.download());
 }
 
@@ -208,8 +242,10 @@ TEST_P(Rows, EmbeddingGathersAndNorms) {
   const auto [n, hidden, vocab] = GetParam();
   Random random(50 + static_cast<uint64_t>(hidden));
   std::vector<uint32_t> codes(static_cast<size_t>(vocab) * hidden / 8);
-  for (auto& c : codes) c = static_cast<uint32_t>(random.below(1 << 30)) * 4u + static_cast<uint32_t>(random.below(4));
-  const auto scales = random.normals(codes.size() / 8, 0.01f), biases = random.normals(codes.size() / 8, 0.1f);
+  for (auto& c : codes)
+    c = static_cast<uint32_t>(random.below(1 << 30)) * 4u + static_cast<uint32_t>(random.below(4));
+  const auto scales = random.normals(codes.size() / 8, 0.01f),
+             biases = random.normals(codes.size() / 8, 0.1f);
   const auto norm = values(random.normals(hidden));
   std::vector<int32_t> ids(n);
   for (auto& id : ids) id = random.below(vocab);
@@ -220,22 +256,32 @@ TEST_P(Rows, EmbeddingGathersAndNorms) {
   const DeviceArray<float> d_norm(norm);
   DeviceArray<float> x(static_cast<size_t>(n) * hidden);
   DeviceArray<uint16_t> normed(x.size()), plain(x.size());
-  embedding_q4_prefill({d_ids.get(), d_codes.get(), d_scales.get(), d_biases.get(), n, hidden, x.get(), d_norm.get(), normed.get()}, nullptr);
+  embedding_q4_prefill({d_ids.get(), d_codes.get(), d_scales.get(), d_biases.get(), n, hidden, x.get(),
+                        d_norm.get(), normed.get()},
+                       nullptr);
   rms_norm_prefill(x.get(), d_norm.get(), plain.get(), n, hidden, nullptr);
   finish();
   std::vector<double> want;
   for (int t = 0; t < n; ++t)
     for (int h = 0; h < hidden; ++h) {
       const size_t i = static_cast<size_t>(ids[t]) * hidden + h;
-      want.push_back(static_cast<double>(value(scales[i / 64])) * (codes[i / 8] >> (4 * (i % 8)) & 15u) + value(biases[i / 64]));
+      want.push_back(static_cast<double>(value(scales[i / 64])) * (codes[i / 8] >> (4 * (i % 8)) & 15u) +
+                     value(biases[i / 64]));
     }
   expect_close(x.download(), want, 4 * kFloatEpsilon, {1e-7}, hidden, "embedding");
   EXPECT_EQ(normed.download(), plain.download());
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, Router, ::testing::Values(Shape{1, 64, 16}, Shape{33, 256, 32}, Shape{kEmulated ? 5 : 300, kEmulated ? 128 : 2048, 256}, Shape{2, 64, 512}));
-INSTANTIATE_TEST_SUITE_P(Shapes, Grouping, ::testing::Values(Shape{1, 0, 16}, Shape{130, 40, 32}, Shape{300, 100, 32}, Shape{kEmulated ? 40 : 5000, 20, 256}, Shape{700, 10, 300}));
-INSTANTIATE_TEST_SUITE_P(Shapes, Rows, ::testing::Values(Shape{1, 64, 7}, Shape{5, 256, 100}, Shape{3, 2048, 50}, Shape{2, 4160, 9}));
+INSTANTIATE_TEST_SUITE_P(Shapes, Router,
+                         ::testing::Values(Shape{1, 64, 16}, Shape{33, 256, 32},
+                                           Shape{kEmulated ? 5 : 300, kEmulated ? 128 : 2048, 256},
+                                           Shape{2, 64, 512}));
+INSTANTIATE_TEST_SUITE_P(Shapes, Grouping,
+                         ::testing::Values(Shape{1, 0, 16}, Shape{130, 40, 32}, Shape{300, 100, 32},
+                                           Shape{kEmulated ? 40 : 5000, 20, 256}, Shape{700, 10, 300}));
+INSTANTIATE_TEST_SUITE_P(Shapes, Rows,
+                         ::testing::Values(Shape{1, 64, 7}, Shape{5, 256, 100}, Shape{3, 2048, 50},
+                                           Shape{2, 4160, 9}));
 
 }  // namespace
 }  // namespace lily::cuda::test

@@ -1,5 +1,5 @@
-// What the prefill kernel tests share: device memory that is host memory when the kernels run emulated, random data
-// with printed seeds, 4-bit matrices with their exact dequantised values.
+// What the prefill kernel tests share: device memory that is host memory when the kernels run emulated,
+// random data with printed seeds, 4-bit matrices with their exact dequantised values.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -93,7 +93,9 @@ inline uint16_t bits(double x) { return to_bf16(static_cast<float>(x)).bits; }
 
 class Random {
  public:
-  explicit Random(uint64_t seed) : engine_(seed) { ::testing::Test::RecordProperty("seed", std::to_string(seed)); }
+  explicit Random(uint64_t seed) : engine_(seed) {
+    ::testing::Test::RecordProperty("seed", std::to_string(seed));
+  }
   float normal(float sigma = 1.0f) { return std::normal_distribution<float>(0.0f, sigma)(engine_); }
   float uniform(float low, float high) { return std::uniform_real_distribution<float>(low, high)(engine_); }
   int below(int n) { return std::uniform_int_distribution<int>(0, n - 1)(engine_); }
@@ -117,7 +119,8 @@ struct Matrix {
     const size_t n = static_cast<size_t>(rows) * static_cast<size_t>(cols);
     std::vector<uint32_t> codes(n / 8);
     std::vector<uint16_t> scales(n / 64), biases(n / 64);
-    for (auto& c : codes) c = static_cast<uint32_t>(random.below(1 << 16)) << 16 | static_cast<uint32_t>(random.below(1 << 16));
+    for (auto& c : codes)
+      c = static_cast<uint32_t>(random.below(1 << 16)) << 16 | static_cast<uint32_t>(random.below(1 << 16));
     for (size_t i = 0; i < scales.size(); ++i) {
       const float s = random.uniform(0.3f, 1.0f) / std::sqrt(static_cast<float>(cols)) / 4.6f;
       const bool negative = random.below(2) != 0;  // the encoder pins either end of the range
@@ -128,12 +131,14 @@ struct Matrix {
     pack::mma_q4::pack(codes, scales, biases, rows, cols, packed);
     weights.resize(n);
     for (size_t i = 0; i < n; ++i)
-      weights[i] = bf16_rounded(value(scales[i / 64]) * static_cast<float>(codes[i / 8] >> (4 * (i % 8)) & 15u) +
-                                value(biases[i / 64]));
+      weights[i] =
+          bf16_rounded(value(scales[i / 64]) * static_cast<float>(codes[i / 8] >> (4 * (i % 8)) & 15u) +
+                       value(biases[i / 64]));
   }
 };
 
-// Compares with a reference; the tolerance of an element is relative * |reference| + absolute. Reports the worst.
+// Compares with a reference; the tolerance of an element is relative * |reference| + absolute. Reports the
+// worst.
 inline void expect_close(const std::vector<float>& got, const std::vector<double>& want, double relative,
                          const std::vector<double>& absolute, int row_length, const char* what) {
   ASSERT_EQ(got.size(), want.size());
@@ -145,7 +150,8 @@ inline void expect_close(const std::vector<float>& got, const std::vector<double
     if (excess > worst) worst = excess, at = i;
   }
   EXPECT_LE(worst, 1.0) << what << ": row " << at / static_cast<size_t>(row_length) << ", column "
-                        << at % static_cast<size_t>(row_length) << ": got " << got[at] << ", want " << want[at];
+                        << at % static_cast<size_t>(row_length) << ": got " << got[at] << ", want "
+                        << want[at];
 }
 
 inline std::vector<float> values(const std::vector<uint16_t>& x) {

@@ -1,18 +1,21 @@
 // Causal attention with a prefix on warpgroup matrix units (prefill_attention.h has the formula).
 //
-// A block takes 16 tokens x the 8 query heads of one KV head: 128 rows, row = 8 token + head, so that every KV tile
-// loaded serves all of them. Two consumer warpgroups have 64 rows each: scores [64 x 64 keys] and outputs [64 x 256] in
-// registers (fp32), probabilities become the A operand as they stand. A producer warpgroup gathers KV blocks of 64
-// positions through the block table into a ring of four tiles, K and V in turn:
+// A block takes 16 tokens x the 8 query heads of one KV head: 128 rows, row = 8 token + head, so that every
+// KV tile loaded serves all of them. Two consumer warpgroups have 64 rows each: scores [64 x 64 keys] and
+// outputs [64 x 256] in registers (fp32), probabilities become the A operand as they stand. A producer
+// warpgroup gathers KV blocks of 64 positions through the block table into a ring of four tiles, K and V in
+// turn:
 //
-//   tile: [4 quarters of 256 columns][64 positions][64] bf16, 128-byte swizzle: operand B of Q K^T (K along columns) and
-//         of P V (K along positions)
+//   tile: [4 quarters of 256 columns][64 positions][64] bf16, 128-byte swizzle:
+//         operand B of Q K^T (K along columns) and of P V (K along positions)
 //
-// Scores of block j are issued together with the output product of block j - 1, so that the softmax of one warpgroup runs
-// under its own products; named barriers make the warpgroups take turns at the matrix units. Softmax in base 2 with the
-// running maximum, fp32. Positions past the sequence's end are loaded as zeros: whatever the cache holds there stays out.
+// Scores of block j are issued together with the output product of block j - 1, so that the softmax of one
+// warpgroup runs under its own products; named barriers make the warpgroups take turns at the matrix units.
+// Softmax in base 2 with the running maximum, fp32. Positions past the sequence's end are loaded as zeros:
+// whatever the cache holds there stays out.
 //
-// Blocks with most keys start first. Bound by matrix rate; keys and values come from L2 at 32 bytes a cycle and SM.
+// Blocks with most keys start first. Bound by matrix rate; keys and values come from L2 at 32 bytes a cycle
+// and SM.
 #include "backend/cuda/kernels/kv_address.h"
 #include "backend/cuda/kernels/launch.h"
 #include "backend/cuda/kernels/prefill_ops.h"
@@ -27,7 +30,6 @@ constexpr int kConsumers = 256, kProducers = 128;
 constexpr int kThreads = kConsumers + kProducers;
 constexpr int kConsumerRegisters = 232, kProducerRegisters = 40;  // of 168 a thread at entry
 constexpr int kBuffers = 4;
-constexpr int kLag = 2;  // tiles in flight before one is declared full
 constexpr uint32_t kQuarterBytes = kKvBlock * 128;
 constexpr uint32_t kTileBytes = 4 * kQuarterBytes;
 constexpr uint32_t kQQuarterBytes = kRows * 128;
@@ -40,10 +42,19 @@ struct Ring {
   uint32_t base, full, empty;
   int buffer = 0;
   uint32_t parity = 0;
-  __device__ __forceinline__ uint32_t tile() const { return base + static_cast<uint32_t>(buffer) * kTileBytes; }
-  __device__ __forceinline__ uint32_t full_barrier(int b) const { return full + 8u * static_cast<uint32_t>(b); }
-  __device__ __forceinline__ uint32_t empty_barrier(int b) const { return empty + 8u * static_cast<uint32_t>(b); }
-  __device__ __forceinline__ void wait_full() const { barrier_wait(full_barrier(buffer), parity); }
+  __device__ __forceinline__ uint32_t tile() const {
+    return base + static_cast<uint32_t>(buffer) * kTileBytes;
+  }
+  __device__ __forceinline__ uint32_t full_barrier(int b) const {
+    return full + 8u * static_cast<uint32_t>(b);
+  }
+  __device__ __forceinline__ uint32_t empty_barrier(int b) const {
+    return empty + 8u * static_cast<uint32_t>(b);
+  }
+  __device__ __forceinline__ void wait_full() const {
+    barrier_wait(full_barrier(buffer), parity);
+    async_proxy_fence();  // the tile came by cp.async
+  }
   __device__ __forceinline__ void advance() {
     if (++buffer == kBuffers) buffer = 0, parity ^= 1u;
   }
@@ -62,18 +73,19 @@ __device__ __forceinline__ Tile find_tile(const AttentionArgs& p) {
   return tile;
 }
 
-__device__ __forceinline__ void produce(const AttentionArgs& p, const Tile& tile, Ring ring, uint32_t q, uint32_t q_full) {
+__device__ __forceinline__ void produce(const AttentionArgs& p, const Tile& tile, Ring ring, uint32_t q,
+                                        uint32_t q_full) {
   const int thread = static_cast<int>(threadIdx.x) - kConsumers, row = thread / 32, piece = thread % 32;
   // Q: rows row + 4 i; tokens past the end repeat the last one, and are not stored.
   for (int i = 0; i < kRows / 4; ++i) {
     const int r = row + 4 * i;
     const int64_t token = tile.first_token + min(r / kQueryGroup, tile.n_tokens - 1);
-    const uint16_t* from = p.q + (token * p.n_q_heads + tile.kv_head * kQueryGroup + r % kQueryGroup) * kHeadCols + piece * 8;
+    const uint16_t* from =
+        p.q + (token * p.n_q_heads + tile.kv_head * kQueryGroup + r % kQueryGroup) * kHeadCols + piece * 8;
     copy_16(swizzled(q + static_cast<uint32_t>(piece / 8) * kQQuarterBytes, r, piece % 8), from);
   }
-  copies_commit();
+  barrier_arrive_after_copies(q_full);
   const int n_keys = p.position + p.n_tokens;  // in the cache by now
-  int issued = 0;
   for (int block = 0; block < tile.n_blocks; ++block) {
     const size_t block_at = kv_offset(p.block_table, p.cache.n_kv_heads, tile.kv_head, block * kKvBlock);
 #pragma unroll
@@ -91,29 +103,13 @@ __device__ __forceinline__ void produce(const AttentionArgs& p, const Tile& tile
       } else {
         for (int i = 0; i < kKvBlock / 4; ++i) {
           const uint32_t at_row = (i % 2 ? odd : even) + static_cast<uint32_t>(i / 2) * 1024;
-          if (block * kKvBlock + row + 4 * i < n_keys)
-            copy_16(at_row, from + i * 4 * kHeadCols);
-          else
-            *reinterpret_cast<uint4*>(shared_at(at_row)) = make_uint4(0, 0, 0, 0);
+          copy_16_or_zero(at_row, from + i * 4 * kHeadCols, block * kKvBlock + row + 4 * i < n_keys);
         }
       }
-      copies_commit();
-      if (issued == 0) {
-        copies_wait<1>();
-        async_proxy_fence();
-        barrier_arrive(q_full);
-      }
-      if (++issued > kLag) {
-        copies_wait<kLag>();
-        async_proxy_fence();
-        barrier_arrive(ring.full_barrier((ring.buffer + kBuffers - kLag) % kBuffers));
-      }
+      barrier_arrive_after_copies(ring.full_barrier(ring.buffer));
       ring.advance();
     }
   }
-  copies_wait<0>();
-  async_proxy_fence();
-  for (int i = min(issued, kLag); i > 0; --i) barrier_arrive(ring.full_barrier((ring.buffer + kBuffers - i) % kBuffers));
 }
 
 // Scores of the warpgroup's 64 rows with the 64 keys of a tile.
@@ -122,16 +118,20 @@ __device__ __forceinline__ void issue_scores(float (&s)[32], uint32_t q, uint32_
 #pragma unroll
   for (int step = 0; step < kHeadCols / 16; ++step) {
     const uint32_t quarter = static_cast<uint32_t>(step / 4), inside = static_cast<uint32_t>(step % 4) * 32u;
-    wgmma64_ss(s, k_major_descriptor(q + quarter * kQQuarterBytes + inside), k_major_descriptor(k + quarter * kQuarterBytes + inside), step);
+    wgmma64_ss(s, k_major_descriptor(q + quarter * kQQuarterBytes + inside),
+               k_major_descriptor(k + quarter * kQuarterBytes + inside), step);
   }
   wgmma_commit();
 }
 
-__device__ __forceinline__ void issue_outputs(float (&o)[128], const uint32_t (&probabilities)[4][4], uint32_t v, int accumulate) {
+__device__ __forceinline__ void issue_outputs(float (&o)[128], const uint32_t (&probabilities)[4][4],
+                                              uint32_t v, int accumulate) {
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kKvBlock / 16; ++step)
-    Wgmma<256>::rs<1>(o, probabilities[step], n_major_descriptor(v + static_cast<uint32_t>(step) * 2048u, kQuarterBytes), accumulate | step);
+    Wgmma<256>::rs<1>(o, probabilities[step],
+                      n_major_descriptor(v + static_cast<uint32_t>(step) * 2048u, kQuarterBytes),
+                      accumulate | step);
   wgmma_commit();
 }
 
@@ -140,7 +140,8 @@ struct RowState {
 };
 
 // Scores become probabilities relative to the new maximum; factor is what older sums and outputs shrink by.
-__device__ __forceinline__ void soften(float (&s)[32], RowState& state, float (&factor)[2], int first_key, const int (&last_key)[2], bool masked) {
+__device__ __forceinline__ void soften(float (&s)[32], RowState& state, float (&factor)[2], int first_key,
+                                       const int (&last_key)[2], bool masked) {
   const int t = static_cast<int>(lane_id()) % 4;
   if (masked) {
 #pragma unroll
@@ -180,7 +181,8 @@ __device__ __forceinline__ void to_operand(uint32_t (&probabilities)[4][4], cons
     }
 }
 
-__device__ __forceinline__ void consume(const AttentionArgs& p, const Tile& tile, Ring ring, uint32_t q, uint32_t q_full) {
+__device__ __forceinline__ void consume(const AttentionArgs& p, const Tile& tile, Ring ring, uint32_t q,
+                                        uint32_t q_full) {
   const int lane = static_cast<int>(lane_id()), g = lane / 4, t = lane % 4;
   const int group = static_cast<int>(threadIdx.x) / 128, warp = static_cast<int>(threadIdx.x) % 128 / 32;
   const uint32_t own_q = q + static_cast<uint32_t>(group) * kKvBlock * 128u;
@@ -256,7 +258,9 @@ __device__ __forceinline__ void consume(const AttentionArgs& p, const Tile& tile
   for (int j = 0; j < 32; ++j)
 #pragma unroll
     for (int half = 0; half < 2; ++half)
-      *reinterpret_cast<uint32_t*>(shared_at(swizzled(q + static_cast<uint32_t>(j / 8) * kQQuarterBytes, own_row + g + 8 * half, j % 8) + 4u * static_cast<uint32_t>(t))) =
+      *reinterpret_cast<uint32_t*>(shared_at(
+          swizzled(q + static_cast<uint32_t>(j / 8) * kQQuarterBytes, own_row + g + 8 * half, j % 8) +
+          4u * static_cast<uint32_t>(t))) =
           bf16_pair(o[4 * j + 2 * half] * factor[half], o[4 * j + 2 * half + 1] * factor[half]);
   warp_sync();
   for (int i = 0; i < 16; ++i) {
@@ -265,8 +269,12 @@ __device__ __forceinline__ void consume(const AttentionArgs& p, const Tile& tile
     const int64_t at = tile.first_token + row_token;
     const int head = tile.kv_head * kQueryGroup + row % kQueryGroup;
     float x[8], gate[8];
-    unpack8(*reinterpret_cast<const uint4*>(shared_at(swizzled(q + static_cast<uint32_t>(lane / 8) * kQQuarterBytes, row, lane % 8))), x);
-    unpack8(reinterpret_cast<const uint4*>(p.q_gate + at * p.q_gate_stride + (2 * head + 1) * kHeadCols)[lane], gate);
+    unpack8(*reinterpret_cast<const uint4*>(
+                shared_at(swizzled(q + static_cast<uint32_t>(lane / 8) * kQQuarterBytes, row, lane % 8))),
+            x);
+    unpack8(
+        reinterpret_cast<const uint4*>(p.q_gate + at * p.q_gate_stride + (2 * head + 1) * kHeadCols)[lane],
+        gate);
 #pragma unroll
     for (int e = 0; e < 8; ++e) x[e] *= sigmoid(gate[e]);
     reinterpret_cast<uint4*>(p.y + (at * p.n_q_heads + head) * kHeadCols)[lane] = pack8(x);
@@ -305,9 +313,11 @@ __global__ void __launch_bounds__(kThreads, 1) attention_kernel(const __grid_con
 }  // namespace
 
 void attention_prefill(const AttentionArgs& args, cudaStream_t stream) {
-  require(args.n_tokens > 0 && args.n_q_heads == kQueryGroup * args.cache.n_kv_heads, "attention: 8 query heads a KV head");
+  require(args.n_tokens > 0 && args.n_q_heads == kQueryGroup * args.cache.n_kv_heads,
+          "attention: 8 query heads a KV head");
   const int tiles = (args.n_tokens + kTileTokens - 1) / kTileTokens * args.cache.n_kv_heads;
-  launch(attention_kernel, args, LaunchShape{dim3(static_cast<unsigned>(tiles)), kThreads, kSharedBytes}, stream);
+  launch(attention_kernel, args, LaunchShape{dim3(static_cast<unsigned>(tiles)), kThreads, kSharedBytes},
+         stream);
 }
 
 }  // namespace lily::cuda

@@ -1,7 +1,9 @@
-// What the kernels of the delta rule share: the scratch layout. All tiles are of one block of 64 tokens and one head.
+// What the kernels of the delta rule share: the scratch layout. A tile is of one block of 64 tokens and one
+// head.
 //
-//   image: [2 halves of 128 columns][64 tokens][64] bf16, 128-byte swizzle (prefill_ops.h): as it lies in shared memory
-//   frags: 16 x 16 pieces in the register order of a matrix operand, 16 bytes a lane, 512 bytes a piece
+//   image: [2 halves of 128 columns][64 tokens][64] bf16, 128-byte swizzle (prefill_ops.h), ready for shared
+//   memory frags: 16 x 16 pieces in the register order of a matrix operand, 16 bytes a lane, 512 bytes a
+//   piece
 #pragma once
 
 #include "backend/cuda/kernels/prefill_ops.h"
@@ -9,7 +11,7 @@
 
 namespace lily::cuda {
 
-constexpr int kDim = 128;                                // dk = dv
+constexpr int kDim = 128;                                 // dk = dv
 constexpr uint32_t kImageBytes = kDeltaBlock * kDim * 2;  // 16 KB
 constexpr uint32_t kStateFragBytes = kDim * kDim * 2;
 

@@ -1,8 +1,9 @@
-// First kernel of the delta rule: convolution, SiLU, L2 norms into images, gates (formulas in prefill_delta.h).
+// First kernel of the delta rule: convolution, SiLU, L2 norms into images, gates (formulas in
+// prefill_delta.h).
 //
-// A warp takes one head and 16 tokens, a lane 4 channels; the three rows before are carried in registers, so a row is
-// read 19/16 times. One warp a block of tokens, with a lane a value head, adds up the gates. Rows past the end of the
-// last block are zeros with beta = g = 0: they leave the state as it is. Bound by bytes: reads m, writes q, k, v.
+// A warp takes one head and 16 tokens, a lane 4 channels; the three rows before are carried in registers, so
+// a row is read 19/16 times. One warp a value head and block adds up the gates. Rows past the end of the last
+// block are zeros with beta = g = 0: they leave the state as it is. Bound by bytes: reads m, writes q, k, v.
 #include "backend/cuda/kernels/launch.h"
 #include "backend/cuda/kernels/prefill_delta.h"
 
@@ -56,7 +57,7 @@ __device__ __forceinline__ void convolve(const DeltaParams& p, int head, int str
       float sum = 0;
 #pragma unroll
       for (int tap = 0; tap < 4; ++tap) sum = fmaf(w[c][tap], m[tap][c], sum);
-      y[i][c] = first + i < a.n_tokens ? silu(sum) : 0.0f;
+      y[i][c] = first + i < a.n_tokens ? silu_fast(sum) : 0.0f;
     }
   }
   const int block = first / kDeltaBlock;
@@ -74,7 +75,8 @@ __device__ __forceinline__ void convolve(const DeltaParams& p, int head, int str
   for (int i = 0; i < kStrip; ++i) {
     float scale = 1.0f;
     if (head < 2 * a.n_key_heads) {
-      const float squares = warp_sum(y[i][0] * y[i][0] + y[i][1] * y[i][1] + y[i][2] * y[i][2] + y[i][3] * y[i][3]);
+      const float squares =
+          warp_sum(y[i][0] * y[i][0] + y[i][1] * y[i][1] + y[i][2] * y[i][2] + y[i][3] * y[i][3]);
       scale = factor / sqrtf(squares + kEpsilon);
     }
     *reinterpret_cast<uint2*>(image + image_offset(first % kDeltaBlock + i, 4 * lane)) =
@@ -90,27 +92,33 @@ __device__ __forceinline__ void convolve(const DeltaParams& p, int head, int str
   }
 }
 
-__device__ __forceinline__ void add_up_gates(const DeltaParams& p, int block) {
+// Gates of one head and block: a lane takes two neighbouring tokens; the sums are scanned in fp64.
+__device__ __forceinline__ void add_up_gates(const DeltaParams& p, int head, int block) {
   const DeltaArgs& args = p.args;
-  for (int head = static_cast<int>(lane_id()); head < args.n_value_heads; head += 32) {
-    const float rate = -expf(args.a_log[head]), dt = args.dt_bias[head];
-    const size_t to = tile_index(p, head, block) * kDeltaBlock;
-    double sum = 0;
-#pragma unroll 4
-    for (int i = 0; i < kDeltaBlock; ++i) {
-      const int64_t t = block * kDeltaBlock + i;
-      float g = 0, beta = 0;
-      if (t < args.n_tokens) {
-        const float x = bf16_value(args.a[t * args.ab_stride + head]) + dt;
-        g = rate * (fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))));
-        beta = sigmoid(bf16_value(args.b[t * args.ab_stride + head]));
-      }
-      sum += static_cast<double>(g);
-      p.gamma[to + static_cast<size_t>(i)] = static_cast<float>(sum);
-      p.decay[to + static_cast<size_t>(i)] = expf(g);
-      p.beta[to + static_cast<size_t>(i)] = beta;
+  const int lane = static_cast<int>(lane_id());
+  const float rate = -expf(args.a_log[head]), dt = args.dt_bias[head];
+  float g[2], beta[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int64_t t = block * kDeltaBlock + 2 * lane + i;
+    g[i] = beta[i] = 0;
+    if (t < args.n_tokens) {
+      const float x = bf16_value(args.a[t * args.ab_stride + head]) + dt;
+      g[i] = rate * (fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))));
+      beta[i] = sigmoid(bf16_value(args.b[t * args.ab_stride + head]));
     }
   }
+  double sum = static_cast<double>(g[0]) + static_cast<double>(g[1]);
+#pragma unroll
+  for (int m = 1; m < 32; m *= 2) {
+    const double before = shuffle_from(sum, static_cast<unsigned>(lane - m));
+    if (lane >= m) sum += before;
+  }
+  const size_t to = tile_index(p, head, block) * kDeltaBlock + static_cast<size_t>(2 * lane);
+  *reinterpret_cast<float2*>(p.gamma + to) =
+      make_float2(static_cast<float>(sum - static_cast<double>(g[1])), static_cast<float>(sum));
+  *reinterpret_cast<float2*>(p.decay + to) = make_float2(expf(g[0]), expf(g[1]));
+  *reinterpret_cast<float2*>(p.beta + to) = make_float2(beta[0], beta[1]);
 }
 
 __global__ void __launch_bounds__(kWarps * 32) prepare_kernel(const __grid_constant__ DeltaParams p) {
@@ -118,15 +126,17 @@ __global__ void __launch_bounds__(kWarps * 32) prepare_kernel(const __grid_const
   pdl_trigger();
   const int n_heads = 2 * p.args.n_key_heads + p.args.n_value_heads;
   int index = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32;
-  if (index < p.n_blocks) return add_up_gates(p, index);
-  index -= p.n_blocks;
+  const int n_gates = p.args.n_value_heads * p.n_blocks;
+  if (index < n_gates) return add_up_gates(p, index % p.args.n_value_heads, index / p.args.n_value_heads);
+  index -= n_gates;
   if (index < n_heads * p.n_blocks * (kDeltaBlock / kStrip)) convolve(p, index % n_heads, index / n_heads);
 }
 
 }  // namespace
 
 DeltaParams delta_params(const DeltaArgs& args) {
-  require(args.n_tokens > 0 && args.n_value_heads == 2 * args.n_key_heads, "delta rule: two value heads a key head");
+  require(args.n_tokens > 0 && args.n_value_heads == 2 * args.n_key_heads,
+          "delta rule: two value heads a key head");
   DeltaParams p{};
   p.args = args;
   p.n_blocks = delta_blocks(args.n_tokens);
@@ -151,8 +161,9 @@ DeltaParams delta_params(const DeltaArgs& args) {
 
 void delta_prepare(const DeltaParams& p, cudaStream_t stream) {
   const int n_heads = 2 * p.args.n_key_heads + p.args.n_value_heads;
-  const int warps = p.n_blocks + n_heads * p.n_blocks * (kDeltaBlock / kStrip);
-  launch(prepare_kernel, p, LaunchShape{dim3(static_cast<unsigned>((warps + kWarps - 1) / kWarps)), kWarps * 32, 0}, stream);
+  const int warps = p.n_blocks * (p.args.n_value_heads + n_heads * (kDeltaBlock / kStrip));
+  launch(prepare_kernel, p,
+         LaunchShape{dim3(static_cast<unsigned>((warps + kWarps - 1) / kWarps)), kWarps * 32, 0}, stream);
 }
 
 }  // namespace lily::cuda

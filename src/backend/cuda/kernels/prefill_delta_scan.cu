@@ -1,9 +1,10 @@
-// The delta rule token by token (prefill_delta.h): the state's columns stay in registers through the whole chunk, are
-// read once and written once; everything fp32.
+// The delta rule token by token (prefill_delta.h): the state's columns stay in registers through the whole
+// chunk, are read once and written once; everything fp32.
 //
-// A block is one value head: 512 threads, 4 lanes a column of 128 rows. A lane holds 32 rows: rows 8 j + 2 r + {0, 1} for
-// lane r of the quad, so that the quad's reads of k and q are 16 consecutive bytes. Two exchanges inside the quad and one
-// sum over the block (for the gated norm) a token. Bound by the latency of one token, about 1 us.
+// A block is one value head: 512 threads, 4 lanes a column of 128 rows. A lane holds 32 rows: rows 8 j + 2 r
+// + {0, 1} for lane r of the quad, so that the quad's reads of k and q are 16 consecutive bytes. Two
+// exchanges inside the quad and one sum over the block (for the gated norm) a token. Bound by the latency of
+// one token, about 1 us.
 #include "backend/cuda/kernels/launch.h"
 #include "backend/cuda/kernels/prefill_delta.h"
 
@@ -22,10 +23,12 @@ __global__ void __launch_bounds__(kThreads) scan_kernel(const __grid_constant__ 
   pdl_wait();
   pdl_trigger();
   const DeltaArgs& a = p.args;
-  float* partial = reinterpret_cast<float*>(shared_memory());  // [2][16]: alternating, so one barrier a token suffices
+  float* partial =
+      reinterpret_cast<float*>(shared_memory());  // [2][16]: alternating, so one barrier a token suffices
   const int head = static_cast<int>(blockIdx.x), column = static_cast<int>(threadIdx.x) / 4;
   const int r = static_cast<int>(threadIdx.x) % 4;
-  const size_t base = (static_cast<size_t>(head) * kDim + static_cast<size_t>(column)) * kDim + static_cast<size_t>(2 * r);
+  const size_t base =
+      (static_cast<size_t>(head) * kDim + static_cast<size_t>(column)) * kDim + static_cast<size_t>(2 * r);
   float s[32];
 #pragma unroll
   for (int j = 0; j < 16; ++j) {
@@ -49,7 +52,8 @@ __global__ void __launch_bounds__(kThreads) scan_kernel(const __grid_constant__ 
       read = fmaf(s[2 * j + 1], bf16_high(k[j]), read);
     }
     read = quad_sum(read);
-    const float v = bf16_value(*reinterpret_cast<const uint16_t*>(v_image + image_offset(i, column / 4 * 4) + column % 4 * 2));
+    const float v = bf16_value(
+        *reinterpret_cast<const uint16_t*>(v_image + image_offset(i, column / 4 * 4) + column % 4 * 2));
     const float delta = beta * (v - read);
     float o = 0;
 #pragma unroll

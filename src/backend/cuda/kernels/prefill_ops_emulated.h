@@ -1,5 +1,6 @@
-// prefill_ops.h on the CPU. Copies and products happen at once, so a missing wait shows only on the device; barriers,
-// indices, swizzles and descriptors are exercised as they are. Shared addresses are offsets in the block's memory.
+// prefill_ops.h on the CPU. Copies and products happen at once, so a missing wait shows only on the device;
+// barriers, indices, swizzles and descriptors are exercised as they are. Shared addresses are offsets in the
+// block's memory.
 #pragma once
 
 #include <algorithm>
@@ -72,6 +73,11 @@ inline void copy_16(uint32_t to, const void* from) {
   if (to % 16 || reinterpret_cast<uintptr_t>(from) % 16) abort();
   memcpy(shared_pointer(to), from, 16);
 }
+inline void copy_16_or_zero(uint32_t to, const void* from, bool valid) {
+  if (valid) copy_16(to, from);
+  else memset(shared_at(to), 0, 16);
+}
+inline void barrier_arrive_after_copies(uint32_t barrier) { barrier_arrive(barrier); }
 inline void copies_commit() {}
 template <int kPending>
 inline void copies_wait() {}
@@ -95,7 +101,9 @@ inline void load_matrices_any(uint32_t (&r)[4], uint32_t address, bool transpose
   }
 }
 inline void load_matrices(uint32_t (&r)[4], uint32_t address) { load_matrices_any(r, address, false); }
-inline void load_matrices_transposed(uint32_t (&r)[4], uint32_t address) { load_matrices_any(r, address, true); }
+inline void load_matrices_transposed(uint32_t (&r)[4], uint32_t address) {
+  load_matrices_any(r, address, true);
+}
 inline void store_matrices_transposed(uint32_t address, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
   if (address % 16) abort();
   const uint32_t r[4] = {r0, r1, r2, r3};
@@ -108,17 +116,19 @@ inline void store_matrices_transposed(uint32_t address, uint32_t r0, uint32_t r1
   warp_sync();
 }
 
-// Where element (row along K or M, ...) of a descriptor's operand lies. Descriptor fields as the hardware reads them:
-// address, leading and stride offsets in units of 16 bytes, 128-byte swizzle on address bits 4..6 by bits 7..9.
+// Where element (row along K or M, ...) of a descriptor's operand lies. Descriptor fields as the hardware
+// reads them: address, leading and stride offsets in units of 16 bytes, 128-byte swizzle on address bits 4..6
+// by bits 7..9.
 inline uint32_t descriptor_element(uint64_t descriptor, int k, int mn, bool mn_major) {
   const uint32_t start = static_cast<uint32_t>(descriptor & 0x3fff) << 4;
   const uint32_t leading = static_cast<uint32_t>(descriptor >> 16 & 0x3fff) << 4;
   const uint32_t stride = static_cast<uint32_t>(descriptor >> 32 & 0x3fff) << 4;
   if (descriptor >> 62 != 1) abort();
-  const uint32_t linear = mn_major ? start + static_cast<uint32_t>(mn / 64) * leading + static_cast<uint32_t>(k / 8) * stride +
-                                         static_cast<uint32_t>(k % 8) * 128u + static_cast<uint32_t>(mn % 64) * 2u
-                                   : start + static_cast<uint32_t>(mn / 8) * stride + static_cast<uint32_t>(mn % 8) * 128u +
-                                         static_cast<uint32_t>(k) * 2u;
+  const uint32_t linear =
+      mn_major ? start + static_cast<uint32_t>(mn / 64) * leading + static_cast<uint32_t>(k / 8) * stride +
+                     static_cast<uint32_t>(k % 8) * 128u + static_cast<uint32_t>(mn % 64) * 2u
+               : start + static_cast<uint32_t>(mn / 8) * stride + static_cast<uint32_t>(mn % 8) * 128u +
+                     static_cast<uint32_t>(k) * 2u;
   return linear ^ ((linear >> 7 & 7u) << 4);
 }
 
@@ -181,12 +191,14 @@ inline void pin(float&) {}
 inline void pin(uint32_t&) {}
 
 inline uint32_t bf16x2_fma(uint32_t a, uint32_t b, uint32_t c) {
-  const auto one = [](float x, float y, float z) { return static_cast<float>(static_cast<double>(x) * y + z); };
+  const auto one = [](float x, float y, float z) {
+    return static_cast<float>(static_cast<double>(x) * y + z);
+  };
   return bf16_pair(one(bf16_low(a), bf16_low(b), bf16_low(c)), one(bf16_high(a), bf16_high(b), bf16_high(c)));
 }
 inline uint32_t bf16x2_subtract_128(uint32_t x) { return bf16x2_fma(x, 0x3f803f80u, 0xc300c300u); }
 inline float exp2_fast(float x) { return exp2f(x); }
-inline void sincos_exact(float x, float* s, float* c) { *s = sinf(x), *c = cosf(x); }
+inline float silu_fast(float x) { return x / (1.0f + expf(-x)); }
 
 inline uint32_t warp_max_bits(uint32_t x) {
   for (unsigned m = 16; m; m >>= 1) x = std::max(x, shuffle_xor(x, m));

@@ -1,10 +1,11 @@
 // Expert choice and expert order of a chunk (prefill_routing.h).
 //
-// router_kernel: a block takes 32 tokens and all experts. A warp multiplies 16 experts by the 32 tokens with mma on the
-// 8-bit codes themselves (0..255 are exact in bf16) and folds scale * sum + bias * sum(x) in fp32 after each group of 64,
-// so that prefill and decode route by the same numbers. Inside a group the lanes of a quad take 16 consecutive columns
-// each; both operands use that order, so rows are read as they lie. Then a warp chooses for one token at a time.
-// Bound by turning codes into bf16: about 5 us at any chunk that fills the SMs.
+// router_kernel: a block takes 8 or 32 tokens and all experts. A warp multiplies 16 experts by its tokens
+// with mma on the 8-bit codes themselves (0..255 are exact in bf16) and folds scale * sum + bias * sum(x) in
+// fp32 after each group of 64, so that prefill and decode route by the same numbers. Inside a group the lanes
+// of a quad take 16 consecutive columns each; both operands use that order, so rows are read as they lie.
+// Then a warp chooses for one token at a time. Bound by latency and by turning codes into bf16: 27 us at
+// 512 rows, 48 at 4,096.
 #include "backend/cuda/kernels/launch.h"
 #include "backend/cuda/kernels/prefill_ops.h"
 #include "backend/cuda/prefill_routing.h"
@@ -12,9 +13,9 @@
 namespace lily::cuda {
 namespace {
 
-constexpr int kTokens = 32;  // a block
 constexpr int kGroup = 64;
 constexpr int kMaxWarps = 17;
+constexpr int kFewTokens = 1056;  // 132 blocks of 8 tokens: above, blocks of 32 share their codes
 
 // Four codes as the four bf16 of two registers.
 __device__ __forceinline__ void codes_to_bf16(uint32_t codes, uint32_t& low, uint32_t& high) {
@@ -22,55 +23,115 @@ __device__ __forceinline__ void codes_to_bf16(uint32_t codes, uint32_t& low, uin
   high = bf16_pair(byte_float<2>(codes), byte_float<3>(codes));
 }
 
-// Logits of 16 rows of w x 32 tokens into shared memory; rows from n_rows on are not read and not written.
-__device__ __forceinline__ void multiply_rows(const RouterArgs& p, const Q8Matrix& w, int first_row, int n_rows,
-                                              int first_token, float* logits, int pitch, int first_column) {
+// The block's rows of u into shared memory (rows past the end repeat the last one), and sums[group][token] of
+// their groups of 64 columns, fp32. Rows are 16 bytes longer than hidden, so that the lanes of a quarter
+// warp, two rows and four pieces 32 bytes apart, meet 32 banks. Each warp takes whole rows.
+template <int kTokens>
+__device__ __forceinline__ void load_rows(const RouterArgs& p, int first_token, unsigned char* rows,
+                                          int row_bytes, float* sums) {
+  const int lane = static_cast<int>(lane_id());
+  for (int token = static_cast<int>(threadIdx.x) / 32; token < kTokens;
+       token += static_cast<int>(blockDim.x) / 32) {
+    const uint16_t* from =
+        p.u + static_cast<size_t>(min(first_token + token, p.n_tokens - 1)) * static_cast<size_t>(p.hidden);
+#pragma unroll 4
+    for (int base = 0; base < p.hidden; base += 256) {
+      const int column = base + 8 * lane;
+      float x[8] = {};
+      if (column < p.hidden) {
+        const uint4 piece = *reinterpret_cast<const uint4*>(from + column);
+        *reinterpret_cast<uint4*>(rows + token * row_bytes + column * 2) = piece;
+        unpack8(piece, x);
+      }
+      float sum = ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
+      sum += shuffle_xor(sum, 1);
+      sum += shuffle_xor(sum, 2);
+      sum += shuffle_xor(sum, 4);
+      if (lane % 8 == 0 && column < p.hidden) sums[column / kGroup * kTokens + token] = sum;
+    }
+  }
+}
+
+// Up to eight bf16, and the first of them, which then moves out.
+__device__ __forceinline__ uint4 load_eight(const uint16_t* from, int n) {
+  if (n >= 8 && reinterpret_cast<uintptr_t>(from) % 16 == 0) return *reinterpret_cast<const uint4*>(from);
+  const auto pair = [&](int i) {
+    return (i < n ? uint32_t{from[i]} : 0u) | (i + 1 < n ? uint32_t{from[i + 1]} : 0u) << 16;
+  };
+  return make_uint4(pair(0), pair(2), pair(4), pair(6));
+}
+__device__ __forceinline__ float take_first(uint4& eight) {
+  const float x = bf16_low(eight.x);
+  eight.x = eight.x >> 16 | eight.y << 16, eight.y = eight.y >> 16 | eight.z << 16;
+  eight.z = eight.z >> 16 | eight.w << 16, eight.w >>= 16;
+  return x;
+}
+
+// Logits of 16 rows of w x 8 kTiles tokens into shared memory; rows from n_rows on are not read and not
+// written.
+template <int kTiles>
+__device__ __forceinline__ void multiply_rows(const RouterArgs& p, const Q8Matrix& w, int first_row,
+                                              int n_rows, const unsigned char* rows, int row_bytes,
+                                              const float* sums, float* logits, int pitch, int first_column) {
   const int lane = static_cast<int>(lane_id()), g = lane / 4, t = lane % 4;
   const int n_groups = p.hidden / kGroup;
-  const int row[2] = {min(first_row + g, n_rows - 1), min(first_row + g + 8, n_rows - 1)};
-  float acc[4][4] = {};
-  const uint32_t ones[4] = {0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u};
+  const uint8_t* codes[2];
+  const uint16_t *scales[2], *biases[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const size_t row = static_cast<size_t>(min(first_row + g + 8 * h, n_rows - 1));
+    codes[h] = w.codes + row * static_cast<size_t>(p.hidden) + static_cast<size_t>(16 * t);
+    scales[h] = w.scales + row * static_cast<size_t>(n_groups);
+    biases[h] = w.biases + row * static_cast<size_t>(n_groups);
+  }
+  float acc[kTiles][4] = {};
+  uint4 next[2], scale_bits[2], bias_bits[2];  // scales and biases of 8 groups at a time
+#pragma unroll
+  for (int h = 0; h < 2; ++h) next[h] = *reinterpret_cast<const uint4*>(codes[h]);
   for (int group = 0; group < n_groups; ++group) {
-    uint4 codes[2];
+    const uint4 now[2] = {next[0], next[1]};
     float scale[2], bias[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      codes[h] = *reinterpret_cast<const uint4*>(w.codes + static_cast<size_t>(row[h]) * static_cast<size_t>(p.hidden) +
-                                                 static_cast<size_t>(group * kGroup + 16 * t));
-      const size_t s = static_cast<size_t>(row[h]) * static_cast<size_t>(n_groups) + static_cast<size_t>(group);
-      scale[h] = bf16_value(w.scales[s]), bias[h] = bf16_value(w.biases[s]);
+      if (group + 1 < n_groups) next[h] = *reinterpret_cast<const uint4*>(codes[h] + (group + 1) * kGroup);
+      if (group % 8 == 0)
+        scale_bits[h] = load_eight(scales[h] + group, n_groups - group),
+        bias_bits[h] = load_eight(biases[h] + group, n_groups - group);
+      scale[h] = take_first(scale_bits[h]), bias[h] = take_first(bias_bits[h]);
     }
-    uint4 x[4][2];
+    float products[kTiles][4] = {};
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int token = min(first_token + 8 * j + g, p.n_tokens - 1);
-      const auto* from = reinterpret_cast<const uint4*>(p.u + static_cast<size_t>(token) * static_cast<size_t>(p.hidden) +
-                                                        static_cast<size_t>(group * kGroup + 16 * t));
-      x[j][0] = from[0], x[j][1] = from[1];
-    }
-    float products[4][4] = {}, sums[4][4] = {};
+    for (int pair = 0; pair < 2; ++pair) {
+      uint4 x[kTiles];
 #pragma unroll
-    for (int step = 0; step < 4; ++step) {
-      const uint32_t word0 = step == 0 ? codes[0].x : step == 1 ? codes[0].y : step == 2 ? codes[0].z : codes[0].w;
-      const uint32_t word1 = step == 0 ? codes[1].x : step == 1 ? codes[1].y : step == 2 ? codes[1].z : codes[1].w;
-      uint32_t a[4];
-      codes_to_bf16(word0, a[0], a[2]);
-      codes_to_bf16(word1, a[1], a[3]);
+      for (int j = 0; j < kTiles; ++j)
+        x[j] = *reinterpret_cast<const uint4*>(rows + (8 * j + g) * row_bytes + group * kGroup * 2 + 32 * t +
+                                               16 * pair);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const uint4& half = x[j][step / 2];
-        const uint32_t b0 = step % 2 ? half.z : half.x, b1 = step % 2 ? half.w : half.y;
-        mma_16816(products[j], a[0], a[1], a[2], a[3], b0, b1);
-        mma_16816(sums[j], ones[0], ones[1], ones[2], ones[3], b0, b1);
+      for (int step = 0; step < 2; ++step) {
+        uint32_t a[4];
+        codes_to_bf16(pair == 0   ? step == 0 ? now[0].x : now[0].y
+                      : step == 0 ? now[0].z
+                                  : now[0].w,
+                      a[0], a[2]);
+        codes_to_bf16(pair == 0   ? step == 0 ? now[1].x : now[1].y
+                      : step == 0 ? now[1].z
+                                  : now[1].w,
+                      a[1], a[3]);
+#pragma unroll
+        for (int j = 0; j < kTiles; ++j)
+          mma_16816(products[j], a[0], a[1], a[2], a[3], step ? x[j].z : x[j].x, step ? x[j].w : x[j].y);
       }
     }
 #pragma unroll
-    for (int j = 0; j < 4; ++j)
+    for (int j = 0; j < kTiles; ++j)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) acc[j][i] = fmaf(scale[i / 2], products[j][i], fmaf(bias[i / 2], sums[j][i], acc[j][i]));
+      for (int i = 0; i < 4; ++i)
+        acc[j][i] = fmaf(scale[i / 2], products[j][i],
+                         fmaf(bias[i / 2], sums[group * 8 * kTiles + 8 * j + 2 * t + i % 2], acc[j][i]));
   }
 #pragma unroll
-  for (int j = 0; j < 4; ++j)
+  for (int j = 0; j < kTiles; ++j)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int r = first_row + g + i / 2 * 8;
@@ -84,19 +145,25 @@ __device__ __forceinline__ uint32_t ordered(float x) {
   return b & 0x80000000u ? ~b : b | 0x80000000u;
 }
 
-__global__ void __launch_bounds__(kMaxWarps * 32) router_kernel(const __grid_constant__ RouterArgs p) {
+template <int kTiles>
+__global__ void __launch_bounds__(kMaxWarps * 32, 1) router_kernel(const __grid_constant__ RouterArgs p) {
   pdl_wait();
   pdl_trigger();
-  float* logits = reinterpret_cast<float*>(shared_memory());
+  constexpr int kTokens = 8 * kTiles;
+  const int row_bytes = p.hidden * 2 + 16;
+  unsigned char* rows = shared_memory();
+  float* sums = reinterpret_cast<float*>(rows + kTokens * row_bytes);
+  float* logits = sums + p.hidden / kGroup * kTokens;
   const int pitch = p.n_experts + 2;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(lane_id());
   const int n_warps = static_cast<int>(blockDim.x) / 32;
   const int first_token = static_cast<int>(blockIdx.x) * kTokens;
+  load_rows<kTokens>(p, first_token, rows, row_bytes, sums);
+  block_sync();
   for (int tile = warp; tile <= p.n_experts / 16; tile += n_warps) {
     if (tile < p.n_experts / 16)
-      multiply_rows(p, p.router, 16 * tile, p.n_experts, first_token, logits, pitch, 0);
-    else
-      multiply_rows(p, p.shared_gate, 0, 1, first_token, logits, pitch, p.n_experts);
+      multiply_rows<kTiles>(p, p.router, 16 * tile, p.n_experts, rows, row_bytes, sums, logits, pitch, 0);
+    else multiply_rows<kTiles>(p, p.shared_gate, 0, 1, rows, row_bytes, sums, logits, pitch, p.n_experts);
   }
   block_sync();
   for (int i = warp; i < kTokens && first_token + i < p.n_tokens; i += n_warps) {
@@ -107,7 +174,8 @@ __global__ void __launch_bounds__(kMaxWarps * 32) router_kernel(const __grid_con
     for (int j = 0; j < kMaxExperts / 32; ++j) {
       const int e = lane + 32 * j;
       key[j] = e < p.n_experts ? ordered(row[e]) : 0;
-      if (p.logits && e < p.n_experts) p.logits[token * static_cast<size_t>(p.n_experts) + static_cast<size_t>(e)] = row[e];
+      if (p.logits && e < p.n_experts)
+        p.logits[token * static_cast<size_t>(p.n_experts) + static_cast<size_t>(e)] = row[e];
     }
     int mine = 0;  // lane j keeps choice j
     float top = 0, chosen_logit = 0, sum = 0;
@@ -161,8 +229,8 @@ __device__ __forceinline__ int scan_block(int x, int* total, int* partial) {
   return base + before - x;
 }
 
-// Block e counts the rows of expert e: n_tokens * 8 ids through L2 for each, which is cheaper than a second pass over
-// partial histograms up to some 16 K tokens.
+// Block e counts the rows of expert e: n_tokens * 8 ids through L2 for each, which is cheaper than a second
+// pass over partial histograms up to some 16 K tokens.
 __global__ void __launch_bounds__(kGroupThreads) histogram_kernel(const __grid_constant__ GroupArgs p) {
   pdl_wait();
   pdl_trigger();
@@ -173,7 +241,8 @@ __global__ void __launch_bounds__(kGroupThreads) histogram_kernel(const __grid_c
     const auto* ids = reinterpret_cast<const uint4*>(p.chosen + static_cast<size_t>(t) * kRouted);
     const uint4 a = ids[0], b = ids[1];
     const uint32_t e = static_cast<uint32_t>(expert);
-    count += (a.x == e) + (a.y == e) + (a.z == e) + (a.w == e) + (b.x == e) + (b.y == e) + (b.z == e) + (b.w == e);
+    count +=
+        (a.x == e) + (a.y == e) + (a.z == e) + (a.w == e) + (b.x == e) + (b.y == e) + (b.z == e) + (b.w == e);
   }
   int total;
   scan_block(count, &total, partial);
@@ -208,11 +277,9 @@ __device__ __forceinline__ void list_rows(const GroupArgs& p, int expert, int* p
   }
 }
 
-// Tiles of n rows: as few as kMaxTileTokens allows, of even size rounded up to 16.
-__device__ __forceinline__ int tiles_of(int n) { return (n + kMaxTileTokens - 1) / kMaxTileTokens; }
-
+// Tiles of an expert: as few as tile_rows allows, of even size rounded up to 16.
 __device__ __forceinline__ void list_tiles(const GroupArgs& p, int* partial) {
-  int* rows = partial + 32;            // [n_all] rows of each expert
+  int* rows = partial + 32;              // [n_all] rows of each expert
   int* first = rows + kMaxExperts + 1;   // [n_all] its first row
   int* order = first + kMaxExperts + 1;  // [n_all] experts by descending rows
   const int n_all = p.n_experts + (p.with_shared ? 1 : 0);
@@ -228,6 +295,7 @@ __device__ __forceinline__ void list_tiles(const GroupArgs& p, int* partial) {
   block_sync();
   for (int e = static_cast<int>(threadIdx.x); e < n_all; e += kGroupThreads) {
     int rank = 0;
+#pragma unroll 8
     for (int other = 0; other < n_all; ++other)
       rank += rows[other] > rows[e] || (rows[other] == rows[e] && other < e) ? 1 : 0;
     order[rank] = e;
@@ -238,7 +306,7 @@ __device__ __forceinline__ void list_tiles(const GroupArgs& p, int* partial) {
     const int rank = base + static_cast<int>(threadIdx.x);
     const int e = rank < n_all ? order[rank] : 0;
     const int n = rank < n_all ? rows[e] : 0;
-    const int n_tiles = tiles_of(n);
+    const int n_tiles = (n + p.tile_rows - 1) / p.tile_rows;
     int total;
     const int before = scan_block(n_tiles, &total, partial);
     if (n_tiles > 0) {
@@ -269,20 +337,28 @@ __global__ void __launch_bounds__(kGroupThreads) group_kernel(const __grid_const
 }  // namespace
 
 void router_q8_prefill(const RouterArgs& args, cudaStream_t stream) {
-  require(args.n_tokens > 0 && args.hidden % kGroup == 0, "router: tokens, and hidden in groups of 64");
-  require(args.n_experts >= 16 && args.n_experts % 16 == 0 && args.n_experts <= kMaxExperts, "router: 16 to 512 experts");
+  require(args.n_tokens > 0 && args.hidden % kGroup == 0 && args.hidden <= 2048,
+          "router: tokens, and hidden up to 2,048 in groups of 64");
+  require(args.n_experts >= 16 && args.n_experts % 16 == 0 && args.n_experts <= kMaxExperts,
+          "router: 16 to 512 experts");
   const int warps = min(args.n_experts / 16 + 1, kMaxWarps);
-  launch(router_kernel, args,
-         LaunchShape{dim3(static_cast<unsigned>((args.n_tokens + kTokens - 1) / kTokens)), static_cast<unsigned>(warps) * 32,
-                     static_cast<unsigned>(kTokens * (args.n_experts + 2)) * 4u},
+  const int tokens = args.n_tokens <= kFewTokens ? 8 : 32;
+  launch(tokens == 8 ? router_kernel<1> : router_kernel<4>, args,
+         LaunchShape{dim3(static_cast<unsigned>((args.n_tokens + tokens - 1) / tokens)),
+                     static_cast<unsigned>(warps) * 32,
+                     static_cast<unsigned>(
+                         tokens * (4 * (args.n_experts + 2 + args.hidden / kGroup) + args.hidden * 2 + 16))},
          stream);
 }
 
 void group_by_expert_prefill(const GroupArgs& args, cudaStream_t stream) {
-  require(args.n_tokens > 0 && args.n_experts > 0 && args.n_experts <= kMaxExperts, "grouping: up to 512 experts");
+  require(args.n_tokens > 0 && args.n_experts > 0 && args.n_experts <= kMaxExperts,
+          "grouping: up to 512 experts");
   const unsigned bytes = (32 + 3 * (kMaxExperts + 1)) * 4;
-  launch(histogram_kernel, args, LaunchShape{dim3(static_cast<unsigned>(args.n_experts)), kGroupThreads, bytes}, stream);
-  launch(group_kernel, args, LaunchShape{dim3(static_cast<unsigned>(args.n_experts) + 1), kGroupThreads, bytes}, stream);
+  launch(histogram_kernel, args,
+         LaunchShape{dim3(static_cast<unsigned>(args.n_experts)), kGroupThreads, bytes}, stream);
+  launch(group_kernel, args,
+         LaunchShape{dim3(static_cast<unsigned>(args.n_experts) + 1), kGroupThreads, bytes}, stream);
 }
 
 }  // namespace lily::cuda

@@ -1,6 +1,6 @@
-// Kernels that handle one row of the residual stream a block: norm, embedding, the sum over experts (formulas in
-// prefill_routing.h). 256 threads, 16 bytes a thread and round; a row stays in registers between its rounds. Bound by
-// bytes: combine reads 9 bf16 rows and one fp32, and writes one of each.
+// Kernels that handle one row of the residual stream a block: norm, embedding, the sum over experts (formulas
+// in prefill_routing.h). 256 threads, 16 bytes a thread and round; a row stays in registers between its
+// rounds. Bound by bytes: combine reads 9 bf16 rows and one fp32, and writes one of each.
 #include "backend/cuda/kernels/launch.h"
 #include "backend/cuda/kernels/prefill_ops.h"
 #include "backend/cuda/prefill_routing.h"
@@ -14,8 +14,10 @@ constexpr int kMaxHidden = kThreads * 8 * kMaxRounds;
 constexpr float kEpsilon = 1e-6f;
 
 __device__ __forceinline__ void load8(const float* from, float (&x)[8]) {
-  const float4 low = reinterpret_cast<const float4*>(from)[0], high = reinterpret_cast<const float4*>(from)[1];
-  x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w, x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
+  const float4 low = reinterpret_cast<const float4*>(from)[0],
+               high = reinterpret_cast<const float4*>(from)[1];
+  x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w, x[4] = high.x, x[5] = high.y, x[6] = high.z,
+  x[7] = high.w;
 }
 __device__ __forceinline__ void store8(float* to, const float (&x)[8]) {
   reinterpret_cast<float4*>(to)[0] = make_float4(x[0], x[1], x[2], x[3]);
@@ -36,8 +38,8 @@ __device__ __forceinline__ float block_sum(float x) {
 
 // normed = row * rsqrt(mean(row^2) + epsilon) * weight for the row in registers.
 template <int kRounds>
-__device__ __forceinline__ void write_normed(const float (&row)[kRounds][8], const float* weight, uint16_t* normed,
-                                             int hidden) {
+__device__ __forceinline__ void write_normed(const float (&row)[kRounds][8], const float* weight,
+                                             uint16_t* normed, int hidden) {
   float squares = 0;
 #pragma unroll
   for (int r = 0; r < kRounds; ++r)
@@ -130,8 +132,10 @@ __global__ void __launch_bounds__(kThreads) embedding_kernel(const __grid_consta
 
 // Starts the version with as many rounds as the row needs.
 template <typename Params>
-void start(void (*one)(Params), void (*many)(Params), const Params& p, int n_tokens, int hidden, cudaStream_t stream) {
-  require(n_tokens > 0 && hidden > 0 && hidden % 8 == 0 && hidden <= kMaxHidden, "rows of up to 8,192, in eights");
+void start(void (*one)(Params), void (*many)(Params), const Params& p, int n_tokens, int hidden,
+           cudaStream_t stream) {
+  require(n_tokens > 0 && hidden > 0 && hidden % 8 == 0 && hidden <= kMaxHidden,
+          "rows of up to 8,192, in eights");
   const LaunchShape shape{dim3(static_cast<unsigned>(n_tokens)), kThreads, 64};
   launch(hidden <= kThreads * 8 ? one : many, p, shape, stream);
 }
@@ -140,7 +144,8 @@ void start(void (*one)(Params), void (*many)(Params), const Params& p, int n_tok
 
 void rms_norm_prefill(const float* x, const float* weight, uint16_t* normed, int n_tokens, int hidden,
                       cudaStream_t stream) {
-  start(rms_norm_kernel<1>, rms_norm_kernel<kMaxRounds>, NormParams{x, weight, normed, hidden}, n_tokens, hidden, stream);
+  start(rms_norm_kernel<1>, rms_norm_kernel<kMaxRounds>, NormParams{x, weight, normed, hidden}, n_tokens,
+        hidden, stream);
 }
 
 void combine_experts_prefill(const CombineArgs& args, cudaStream_t stream) {
