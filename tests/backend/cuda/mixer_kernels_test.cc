@@ -1,5 +1,6 @@
 #include "backend/cuda/kernels/attention_decode.h"
 #include "backend/cuda/kernels/delta_decode.h"
+#include "backend/cuda/kernels/simple.h"
 #include "tests/backend/cuda/kernel_fixture.h"
 
 namespace lily::cuda {
@@ -206,6 +207,33 @@ TEST_F(MixerDecodeTest, AttentionMatchesTheExactSoftmaxAndAppends) {
   launch_attention_decode(p, nullptr);  // appends the same key; counters are ready again
   const auto again = y.download();
   EXPECT_EQ(std::memcmp(got.data(), again.data(), got.size() * 2), 0);
+
+  // Preparation as a kernel of its own: the same bits.
+  {
+    DeviceBuffer<uint16_t> q(rows * hq * D);
+    d_k.upload(k);
+    d_v.upload(v);
+    y.poison();
+    PrepareHeads h;
+    h.q_gate = p.q_gate;
+    h.k = p.k;
+    h.v = p.v;
+    h.stride = stride;
+    h.q_norm = d_qn.get();
+    h.k_norm = d_kn.get();
+    h.n_q_heads = hq;
+    h.rows = static_cast<int>(rows);
+    h.cache = p.cache;
+    h.step = p.step;
+    h.q = q.get();
+    launch_prepare_heads(h, nullptr);
+    AttentionDecode apart = p;
+    apart.prepare = false;
+    apart.q = q.get();
+    launch_attention_decode(apart, nullptr);
+    const auto other = y.download();
+    EXPECT_EQ(std::memcmp(got.data(), other.data(), got.size() * 2), 0);
+  }
 
   const auto prepare = [&](size_t row, size_t from, const std::vector<float>& weight) {
     std::vector<double> x(D);
