@@ -1,7 +1,8 @@
-// Decode at full size without a checkpoint: random 4-bit weights at the true shapes of all 40 layers, filled on the GPU,
-// and the complete graph of one token. Prints the measured read rate, each kernel's time over the weights of all layers
-// in turn (19 GB, so nothing stays in the L2) and tokens a second at stated contexts. What the numbers are: kernel and
-// graph time with random weights and a router that follows from them; no host work, no file, no tokenizer.
+// Decode at full size without a checkpoint: random 4-bit weights at the true shapes of all 40 layers, filled
+// on the GPU, and the complete graph of one token. Prints the measured read rate, each kernel's time over the
+// weights of all layers in turn (19 GB, so nothing stays in the L2) and tokens a second at stated contexts.
+// What the numbers are: kernel and graph time with random weights and a router that follows from them; no
+// host work, no file, no tokenizer.
 //   decode_bench [tokens per figure], or decode_bench 0: two tokens outside a graph, for a profiler
 #include <algorithm>
 #include <cmath>
@@ -22,7 +23,8 @@ namespace {
 
 using namespace lily::cuda;
 
-constexpr int kLayers = 40, kHidden = 2048, kVocab = 248320, kTokens = 248077, kQ = 16, kKv = 2, kKeyHeads = 16, kValueHeads = 32;
+constexpr int kLayers = 40, kHidden = 2048, kVocab = 248320, kTokens = 248077, kQ = 16, kKv = 2,
+              kKeyHeads = 16, kValueHeads = 32;
 constexpr int kExperts = 256, kWidth = 512, kChannels = 8192, kValueWidth = 4096, kMaxContext = 131072;
 
 size_t q4_bytes(size_t rows, size_t cols) { return (rows + 15) / 16 * (cols / 64) * 576; }
@@ -36,27 +38,34 @@ __device__ __forceinline__ uint32_t mix(uint64_t x) {
 }
 // Records of 576 bytes: 128 words of codes, 16 of scale and bias; weights of zero mean and the given size.
 __global__ void fill_q4(uint32_t* words, size_t n, uint64_t seed, float scale) {
-  for (size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x; i < n; i += static_cast<size_t>(gridDim.x) * blockDim.x) {
+  for (size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x; i < n;
+       i += static_cast<size_t>(gridDim.x) * blockDim.x) {
     const uint32_t r = mix(seed + i);
     if (i % 144 < 128) {
       words[i] = r;
     } else {
-      const float s = scale * (0.75f + 0.5f * static_cast<float>(r & 0xffffff) / 16777216.0f) * (r >> 31 ? 1.0f : -1.0f);
+      const float s =
+          scale * (0.75f + 0.5f * static_cast<float>(r & 0xffffff) / 16777216.0f) * (r >> 31 ? 1.0f : -1.0f);
       words[i] = bf16_pair(s, -7.5f * s);
     }
   }
 }
 __global__ void fill_bytes(uint32_t* words, size_t n, uint64_t seed) {
-  for (size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x; i < n; i += static_cast<size_t>(gridDim.x) * blockDim.x) words[i] = mix(seed + i);
+  for (size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x; i < n;
+       i += static_cast<size_t>(gridDim.x) * blockDim.x)
+    words[i] = mix(seed + i);
 }
 __global__ void fill_bf16(uint32_t* pairs, size_t n, uint64_t seed, float low, float high) {
-  for (size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x; i < n; i += static_cast<size_t>(gridDim.x) * blockDim.x) {
+  for (size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x; i < n;
+       i += static_cast<size_t>(gridDim.x) * blockDim.x) {
     const uint32_t r = mix(seed + i);
-    pairs[i] = bf16_pair(low + (high - low) * static_cast<float>(r & 0xffff) / 65536.0f, low + (high - low) * static_cast<float>(r >> 16) / 65536.0f);
+    pairs[i] = bf16_pair(low + (high - low) * static_cast<float>(r & 0xffff) / 65536.0f,
+                         low + (high - low) * static_cast<float>(r >> 16) / 65536.0f);
   }
 }
 __global__ void fill_f32(float* x, size_t n, uint64_t seed, float low, float high) {
-  for (size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x; i < n; i += static_cast<size_t>(gridDim.x) * blockDim.x)
+  for (size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x; i < n;
+       i += static_cast<size_t>(gridDim.x) * blockDim.x)
     x[i] = low + (high - low) * static_cast<float>(mix(seed + i) >> 8) / 16777216.0f;
 }
 
@@ -145,7 +154,8 @@ Model make_model() {
     }
     y.out = random_q4(kHidden, kValueWidth, 0.002f);
     y.router = reinterpret_cast<uint8_t*>(allocate(kExperts * kHidden));
-    fill_bytes<<<256, 256>>>(reinterpret_cast<uint32_t*>(y.router), kExperts * kHidden / 4, next_seed++ << 40);
+    fill_bytes<<<256, 256>>>(reinterpret_cast<uint32_t*>(y.router), kExperts * kHidden / 4,
+                             next_seed++ << 40);
     y.shared_gate_row = y.router;
     y.router_scales = y.shared_scales = random_bf16(kExperts * kHidden / 64, 0.0002f, 0.0006f);
     y.router_biases = y.shared_biases = random_bf16(kExperts * kHidden / 64, -0.06f, -0.04f);
@@ -209,7 +219,8 @@ Model make_model() {
 // ---- the steps of a token
 void norm_linear(const Model& m, const Layer& l, cudaStream_t s) {
   LinearDecode p;
-  const int rows_delta[] = {kChannels, kValueWidth, kValueHeads, kValueHeads}, rows_attention[] = {2 * kQ * 256, kKv * 256, kKv * 256};
+  const int rows_delta[] = {kChannels, kValueWidth, kValueHeads, kValueHeads},
+            rows_attention[] = {2 * kQ * 256, kKv * 256, kKv * 256};
   p.n_pieces = l.attention ? 3 : 4;
   int col = 0;
   for (int i = 0; i < p.n_pieces; ++i) {
@@ -453,7 +464,11 @@ int main(int argc, char** argv) {
   auto* big = static_cast<uint4*>(allocate(probe));
   fill_bytes<<<1024, 256>>>(reinterpret_cast<uint32_t*>(big), probe / 4, 77);
   check(cudaDeviceSynchronize(), "filling");
-  const Timing read = time_graph([&] { read_all<<<m.n_sms * 4, 512, 0, stream>>>(big, probe / 16, reinterpret_cast<uint32_t*>(m.token)); }, 2, 20);
+  const Timing read = time_graph(
+      [&] {
+        read_all<<<m.n_sms * 4, 512, 0, stream>>>(big, probe / 16, reinterpret_cast<uint32_t*>(m.token));
+      },
+      2, 20);
   const double rate = static_cast<double>(probe) / read.median_us * 1e-6;  // TB/s
   std::printf("read rate %.3f TB/s\n", rate);
 
@@ -466,11 +481,17 @@ int main(int argc, char** argv) {
     const int32_t position = tokens - 1;
     check(cudaMemcpy(m.position, &position, 4, cudaMemcpyHostToDevice), "uploading");
   };
-  const auto row = [&](const char* name, const std::vector<const Layer*>& layers, double mb, void (*f)(const Model&, const Layer&, cudaStream_t)) {
-    const Timing t = time_graph([&] { for (const Layer* l : layers) f(m, *l, stream); }, 3, n);
+  const auto row = [&](const char* name, const std::vector<const Layer*>& layers, double mb,
+                       void (*f)(const Model&, const Layer&, cudaStream_t)) {
+    const Timing t = time_graph(
+        [&] {
+          for (const Layer* l : layers) f(m, *l, stream);
+        },
+        3, n);
     const double us = t.median_us / static_cast<double>(layers.size());
-    std::printf("%-28s %6.2f us (%.2f .. %.2f), %6.2f MB, %5.2f TB/s, %3.0f %% of the read rate\n", name, us, t.low_us / static_cast<double>(layers.size()),
-                t.high_us / static_cast<double>(layers.size()), mb, mb / us, 100 * mb / us / rate);
+    std::printf("%-28s %6.2f us (%.2f .. %.2f), %6.2f MB, %5.2f TB/s, %3.0f %% of the read rate\n", name, us,
+                t.low_us / static_cast<double>(layers.size()), t.high_us / static_cast<double>(layers.size()),
+                mb, mb / us, 100 * mb / us / rate);
   };
   const double q4 = 0.5625e-6;
   row("delta: norm + in", delta, 12352 * 2048 * q4, norm_linear);
@@ -486,10 +507,14 @@ int main(int argc, char** argv) {
   row("experts down", all, 9 * 512 * 2048 * q4, down);
   const auto single = [&](const char* name, double mb, const std::function<void()>& f) {
     const Timing t = time_graph(f, 3, n);
-    std::printf("%-28s %6.2f us (%.2f .. %.2f), %6.2f MB, %5.2f TB/s\n", name, t.median_us, t.low_us, t.high_us, mb, mb / t.median_us);
+    std::printf("%-28s %6.2f us (%.2f .. %.2f), %6.2f MB, %5.2f TB/s\n", name, t.median_us, t.low_us,
+                t.high_us, mb, mb / t.median_us);
   };
   single("embed", 0.001, [&] { embed(m, stream); });
-  single("head", 248320.0 * 2048 * q4, [&] { gather(m, stream); head(m, stream); });
+  single("head", 248320.0 * 2048 * q4, [&] {
+    gather(m, stream);
+    head(m, stream);
+  });
   single("greedy token", 1, [&] { choose(m, Choice::greedy, stream); });
   single("sampled token", 1, [&] { choose(m, Choice::sample, stream); });
 
@@ -498,9 +523,10 @@ int main(int argc, char** argv) {
       set_context(context);
       const Timing t = time_graph([&] { whole_token(m, choice, stream); }, 5, n);
       const double bytes = 1669.6e6 + 125.8e6 + 2.9e6 + 20480.0 * context;
-      std::printf("token @%-6d %-7s %8.1f us (%.1f .. %.1f) = %6.0f tok/s, %.2f TB/s, %.0f %% of the read rate\n", context,
-                  choice == Choice::greedy ? "greedy" : "sampled", t.median_us, t.low_us, t.high_us, 1e6 / t.median_us, bytes / t.median_us * 1e-6,
-                  bytes / t.median_us * 1e-4 / rate);
+      std::printf(
+          "token @%-6d %-7s %8.1f us (%.1f .. %.1f) = %6.0f tok/s, %.2f TB/s, %.0f %% of the read rate\n",
+          context, choice == Choice::greedy ? "greedy" : "sampled", t.median_us, t.low_us, t.high_us,
+          1e6 / t.median_us, bytes / t.median_us * 1e-6, bytes / t.median_us * 1e-4 / rate);
     }
   int32_t token = 0;
   std::vector<float> residual(kHidden);

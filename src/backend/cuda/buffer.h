@@ -14,7 +14,8 @@ class DeviceMemory {
   explicit DeviceMemory(size_t n_bytes) : n_bytes_(n_bytes) {
     if (n_bytes > 0) check(cudaMalloc(&p_, n_bytes), "allocating device memory");
   }
-  DeviceMemory(DeviceMemory&& o) noexcept : p_(std::exchange(o.p_, nullptr)), n_bytes_(std::exchange(o.n_bytes_, 0)) {}
+  DeviceMemory(DeviceMemory&& o) noexcept
+      : p_(std::exchange(o.p_, nullptr)), n_bytes_(std::exchange(o.n_bytes_, 0)) {}
   DeviceMemory& operator=(DeviceMemory&& o) noexcept {
     std::swap(p_, o.p_);
     std::swap(n_bytes_, o.n_bytes_);
@@ -38,7 +39,8 @@ class PinnedMemory {
   explicit PinnedMemory(size_t n_bytes) : n_bytes_(n_bytes) {
     if (n_bytes > 0) check(cudaMallocHost(&p_, n_bytes), "allocating pinned memory");
   }
-  PinnedMemory(PinnedMemory&& o) noexcept : p_(std::exchange(o.p_, nullptr)), n_bytes_(std::exchange(o.n_bytes_, 0)) {}
+  PinnedMemory(PinnedMemory&& o) noexcept
+      : p_(std::exchange(o.p_, nullptr)), n_bytes_(std::exchange(o.n_bytes_, 0)) {}
   PinnedMemory& operator=(PinnedMemory&& o) noexcept {
     std::swap(p_, o.p_);
     std::swap(n_bytes_, o.n_bytes_);
@@ -77,7 +79,9 @@ class Event {
   ~Event() { cudaEventDestroy(event_); }
   void record(const Stream& stream) { check(cudaEventRecord(event_, stream.get()), "recording an event"); }
   void wait() const { check(cudaEventSynchronize(event_), "waiting for the device"); }
-  void hold(const Stream& stream) const { check(cudaStreamWaitEvent(stream.get(), event_), "ordering streams"); }
+  void hold(const Stream& stream) const {
+    check(cudaStreamWaitEvent(stream.get(), event_), "ordering streams");
+  }
 
  private:
   cudaEvent_t event_ = nullptr;

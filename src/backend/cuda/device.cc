@@ -23,7 +23,8 @@ int device_count() {
 
 class CudaDevice final : public Device {
  public:
-  explicit CudaDevice(const DeviceOptions& options) : pool_(options.threads > 0 ? options.threads : std::min(physical_cores(), 8)) {
+  explicit CudaDevice(const DeviceOptions& options)
+      : pool_(options.threads > 0 ? options.threads : std::min(physical_cores(), 8)) {
     cudaDeviceProp p{};
     check(cudaGetDeviceProperties(&p, 0), "reading the device's properties");
     info_.backend = "cuda";
@@ -59,7 +60,8 @@ class CudaDevice final : public Device {
     p.tokens_stay_on_device = true;
     p.fixed_blocks_from_context = 0;
     p.max_decode_rows = 8;
-    for (const Mechanism m : {Mechanism::p4, Mechanism::p5, Mechanism::d2}) p.mechanisms.set(static_cast<size_t>(m));
+    for (const Mechanism m : {Mechanism::p4, Mechanism::p5, Mechanism::d2})
+      p.mechanisms.set(static_cast<size_t>(m));
     return p;
   }
 
@@ -67,13 +69,17 @@ class CudaDevice final : public Device {
     LILY_CHECK(!weights_, "weights are loaded once");
     const model::Dims& d = checkpoint.dims();
     const auto require = [](bool holds, const char* key, int found, const char* wanted) {
-      if (!holds) fail(Fault::model, "{} is {}, the cuda backend needs {}; use --backend cpu", key, found, wanted);
+      if (!holds)
+        fail(Fault::model, "{} is {}, the cuda backend needs {}; use --backend cpu", key, found, wanted);
     };
     require(d.n_q_heads == 8 * d.n_kv_heads, "num_attention_heads", d.n_q_heads, "8 for each KV head");
-    require(d.n_experts % 32 == 0 && d.n_experts <= 512, "num_experts", d.n_experts, "a multiple of 32, at most 512");
-    require(d.hidden % 128 == 0 && d.hidden <= 4096, "hidden_size", d.hidden, "a multiple of 128, at most 4096");
+    require(d.n_experts % 32 == 0 && d.n_experts <= 512, "num_experts", d.n_experts,
+            "a multiple of 32, at most 512");
+    require(d.hidden % 128 == 0 && d.hidden <= 4096, "hidden_size", d.hidden,
+            "a multiple of 128, at most 4096");
     require(d.expert_width % 128 == 0, "moe_intermediate_size", d.expert_width, "a multiple of 128");
-    require(d.shared_width == d.expert_width, "shared_expert_intermediate_size", d.shared_width, "the width of the routed experts");
+    require(d.shared_width == d.expert_width, "shared_expert_intermediate_size", d.shared_width,
+            "the width of the routed experts");
     weights_.emplace(checkpoint, pool_, progress);
   }
 
@@ -87,7 +93,9 @@ class CudaDevice final : public Device {
     return std::make_unique<CudaProgram>(std::move(plan), weights(), memory(), stream_, n_sms_);
   }
 
-  void copy_state(StateSlot src, StateSlot dst) override { memory().copy_state(static_cast<int>(src), static_cast<int>(dst), stream_.get()); }
+  void copy_state(StateSlot src, StateSlot dst) override {
+    memory().copy_state(static_cast<int>(src), static_cast<int>(dst), stream_.get());
+  }
 
   std::vector<float> read_delta_state(StateSlot slot, int layer) override {
     std::vector<float> s = fetch(delta_at(slot, layer), memory().delta_floats());
@@ -97,7 +105,9 @@ class CudaDevice final : public Device {
     LILY_CHECK(std::ssize(data) == memory().delta_floats(), "{} values for a delta state", data.size());
     store(delta_at(slot, layer), std::span<const float>(transposed(data)));
   }
-  std::vector<float> read_conv_state(StateSlot slot, int layer) override { return widened(fetch(conv_at(slot, layer), memory().conv_values())); }
+  std::vector<float> read_conv_state(StateSlot slot, int layer) override {
+    return widened(fetch(conv_at(slot, layer), memory().conv_values()));
+  }
   void write_conv_state(StateSlot slot, int layer, std::span<const float> data) override {
     LILY_CHECK(std::ssize(data) == memory().conv_values(), "{} values for a convolution state", data.size());
     store(conv_at(slot, layer), std::span<const uint16_t>(rounded(data)));
@@ -116,12 +126,14 @@ class CudaDevice final : public Device {
   }
   void write_kv(Kv which, int layer, int block, int n_tokens, std::span<const float> data) override {
     const int n_heads = weights().dims().n_kv_heads;
-    LILY_CHECK(std::ssize(data) == int64_t{n_tokens} * n_heads * kHeadCols, "{} values for {} tokens", data.size(), n_tokens);
+    LILY_CHECK(std::ssize(data) == int64_t{n_tokens} * n_heads * kHeadCols, "{} values for {} tokens",
+               data.size(), n_tokens);
     std::vector<uint16_t> all = fetch(kv_at(which, layer, block), block_values());
     const std::vector<uint16_t> bits = rounded(data);
     for (int t = 0; t < n_tokens; ++t)
       for (int h = 0; h < n_heads; ++h)
-        std::copy_n(bits.begin() + (t * n_heads + h) * kHeadCols, kHeadCols, all.begin() + (h * kKvBlock + t) * kHeadCols);
+        std::copy_n(bits.begin() + (t * n_heads + h) * kHeadCols, kHeadCols,
+                    all.begin() + (h * kKvBlock + t) * kHeadCols);
     store(kv_at(which, layer, block), std::span<const uint16_t>(all));
   }
 
@@ -134,8 +146,12 @@ class CudaDevice final : public Device {
     LILY_CHECK(memory_.has_value(), "no memory is reserved");
     return *memory_;
   }
-  float* delta_at(StateSlot slot, int layer) const { return memory().delta_state(layer) + static_cast<int64_t>(slot) * memory().delta_slot_stride(); }
-  uint16_t* conv_at(StateSlot slot, int layer) const { return memory().conv_state(layer) + static_cast<int64_t>(slot) * memory().conv_slot_stride(); }
+  float* delta_at(StateSlot slot, int layer) const {
+    return memory().delta_state(layer) + static_cast<int64_t>(slot) * memory().delta_slot_stride();
+  }
+  uint16_t* conv_at(StateSlot slot, int layer) const {
+    return memory().conv_state(layer) + static_cast<int64_t>(slot) * memory().conv_slot_stride();
+  }
   int64_t block_values() const { return int64_t{kKvBlock} * weights().dims().kv_width(); }
   uint16_t* kv_at(Kv which, int layer, int block) const {
     const KvCache cache = memory().kv(layer);
@@ -145,13 +161,15 @@ class CudaDevice final : public Device {
   std::vector<T> fetch(const T* from, int64_t n) const {
     stream_.synchronize();
     std::vector<T> data(static_cast<size_t>(n));
-    check(cudaMemcpy(data.data(), from, data.size() * sizeof(T), cudaMemcpyDeviceToHost), "reading device memory");
+    check(cudaMemcpy(data.data(), from, data.size() * sizeof(T), cudaMemcpyDeviceToHost),
+          "reading device memory");
     return data;
   }
   template <typename T>
   void store(T* to, std::span<const T> data) const {
     stream_.synchronize();
-    check(cudaMemcpy(to, data.data(), data.size() * sizeof(T), cudaMemcpyHostToDevice), "writing device memory");
+    check(cudaMemcpy(to, data.data(), data.size() * sizeof(T), cudaMemcpyHostToDevice),
+          "writing device memory");
   }
   static std::vector<float> widened(const std::vector<uint16_t>& bits) {
     std::vector<float> data(bits.size());
@@ -184,12 +202,15 @@ class CudaDevice final : public Device {
 }  // namespace
 }  // namespace cuda_device
 
-std::unique_ptr<Device> make_cuda_device(const DeviceOptions& options) { return std::make_unique<cuda_device::CudaDevice>(options); }
+std::unique_ptr<Device> make_cuda_device(const DeviceOptions& options) {
+  return std::make_unique<cuda_device::CudaDevice>(options);
+}
 
 bool cuda_device_present() {
   if (cuda_device::device_count() == 0) return false;
   int major = 0;
-  return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess && major == cuda_device::kMajor;
+  return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess &&
+         major == cuda_device::kMajor;
 }
 
 }  // namespace lily::backend

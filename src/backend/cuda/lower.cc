@@ -56,7 +56,9 @@ void gather(const Run& run, const plan::GatherRows& op) {
 int launch_op(const Run& run, int i) {
   const bool chunk = run.chunk();
   const auto refused = [](const char* kind) {
-    fail(Fault::user, "the cuda backend has no kernel for '{}' on its own; use its default policy, or --backend cpu", kind);
+    fail(Fault::user,
+         "the cuda backend has no kernel for '{}' on its own; use its default policy, or --backend cpu",
+         kind);
   };
   return std::visit(
       plan::overloaded{
@@ -65,29 +67,41 @@ int launch_op(const Run& run, int i) {
           [&](const plan::NormLinear& op) {
             const int rows = run.rows_of(op.x);
             if (rows == 0) return 1;
-            if (chunk && op.weights.front().weight != model::Weight::lm_head) return norm_linear_chunk(run, op), 1;
-            const LinearSource x{run.data<void>(op.x), run.stride(op.x), run.is_f32(op.x), run.weights.get(op.norm).vector};
+            if (chunk && op.weights.front().weight != model::Weight::lm_head)
+              return norm_linear_chunk(run, op), 1;
+            const LinearSource x{run.data<void>(op.x), run.stride(op.x), run.is_f32(op.x),
+                                 run.weights.get(op.norm).vector};
             return linear_rows(run, x, op.weights, op.y, rows), 1;
           },
-          [&](const plan::LinearAdd& op) { return chunk ? linear_add_chunk(run, op) : linear_add_rows(run, op), 1; },
+          [&](const plan::LinearAdd& op) {
+            return chunk ? linear_add_chunk(run, op) : linear_add_rows(run, op), 1;
+          },
           [&](const plan::DeltaMixer& op) { return chunk ? delta_chunk(run, op) : delta_rows(run, op), 1; },
           [&](const plan::QkPrepare& op) {
             if (chunk) return qk_prepare_chunk(run, op), 1;
             const auto* attention = op_at<plan::GatedAttention>(run.plan, i + 1);
-            if (attention != nullptr && attention->q == op.q && !run.exact_values()) return attention_rows(run, *attention, &op), 2;
+            if (attention != nullptr && attention->q == op.q && !run.exact_values())
+              return attention_rows(run, *attention, &op), 2;
             return qk_prepare_rows(run, op), 1;
           },
-          [&](const plan::GatedAttention& op) { return chunk ? attention_chunk(run, op) : attention_rows(run, op, nullptr), 1; },
+          [&](const plan::GatedAttention& op) {
+            return chunk ? attention_chunk(run, op) : attention_rows(run, op, nullptr), 1;
+          },
           [&](const plan::NormRouter& op) {
             if (chunk) return router_chunk(run, op), 1;
             const auto* next = op_at<plan::ExpertsGateUp>(run.plan, i + 1);
-            return router_rows(run, op, next == nullptr || router_before(run, i + 1, 1, next->routing.ids) == nullptr), 1;
+            return router_rows(run, op,
+                               next == nullptr || router_before(run, i + 1, 1, next->routing.ids) == nullptr),
+                   1;
           },
           [&](const plan::ExpertsGateUp& op) {
-            return chunk ? gate_up_chunk(run, op) : gate_up_rows(run, op, router_before(run, i, 1, op.routing.ids)), 1;
+            return chunk ? gate_up_chunk(run, op)
+                         : gate_up_rows(run, op, router_before(run, i, 1, op.routing.ids)),
+                   1;
           },
           [&](const plan::ExpertsDownCombine& op) {
-            return chunk ? down_chunk(run, op) : down_rows(run, op, router_before(run, i, 2, op.routing.ids)), 1;
+            return chunk ? down_chunk(run, op) : down_rows(run, op, router_before(run, i, 2, op.routing.ids)),
+                   1;
           },
           [&](const plan::GreedyToken& op) { return choose_token(run, op.logits, op.token, false), 1; },
           [&](const plan::SampleToken& op) { return choose_token(run, op.logits, op.token, true), 1; },
@@ -101,7 +115,8 @@ int launch_op(const Run& run, int i) {
 
 Extra::Extra(const plan::Plan& plan) {
   const model::Dims& d = plan.dims;
-  const auto rows = static_cast<size_t>(plan.shape.rows), outputs = static_cast<size_t>(std::max(plan.shape.outputs, 1));
+  const auto rows = static_cast<size_t>(plan.shape.rows),
+             outputs = static_cast<size_t>(std::max(plan.shape.outputs, 1));
   const int attention_rows = std::min(plan.shape.rows, kAttentionRows);
   attention_partial = DeviceMemory(attention_partial_floats(attention_rows, d.n_q_heads) * 4);
   attention_counters = DeviceMemory(static_cast<size_t>(attention_rows * d.n_q_heads) * 4);
@@ -110,7 +125,8 @@ Extra::Extra(const plan::Plan& plan) {
     chunk_max = DeviceMemory(outputs * kChunks * 4);
     chunk_id = DeviceMemory(outputs * kChunks * 4);
     chunk_sum = DeviceMemory(outputs * kChunks * 4);
-    if (plan.shape.ending == plan::Ending::sampled) sample_weights = DeviceMemory(outputs * static_cast<size_t>(d.vocab) * 8);
+    if (plan.shape.ending == plan::Ending::sampled)
+      sample_weights = DeviceMemory(outputs * static_cast<size_t>(d.vocab) * 8);
   }
   if (plan.shape.phase == plan::Phase::decode) return;
   const auto hidden = static_cast<size_t>(d.hidden), listed = 9 * rows;
@@ -121,7 +137,8 @@ Extra::Extra(const plan::Plan& plan) {
   token_of_row = DeviceMemory(listed * 4);
   row_weight = DeviceMemory(listed * 4);
   row_of_choice = DeviceMemory(8 * rows * 4);
-  tiles = DeviceMemory(static_cast<size_t>(max_expert_tiles(plan.shape.rows, d.n_experts)) * sizeof(ExpertTile));
+  tiles =
+      DeviceMemory(static_cast<size_t>(max_expert_tiles(plan.shape.rows, d.n_experts)) * sizeof(ExpertTile));
   n_tiles = DeviceMemory(4);
   shared_weight = DeviceMemory(rows * 4);
   delta = DeviceMemory(delta_scratch_bytes(plan.shape.rows, d.n_key_heads, d.n_value_heads));

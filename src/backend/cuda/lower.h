@@ -1,7 +1,7 @@
-// From ops to kernel launches: one exhaustive switch (lower.cc) over what a step's rows call for. Decode rows, one a
-// sequence and at most 8, take the kernels of kernels/*_decode.h; chunks of a prompt those of prefill_*.h. Where values
-// must be what the plan says (diff and tests), chunks take the decode kernels too, 8 rows at a time: slower, and every
-// value is written.
+// From ops to kernel launches: one exhaustive switch (lower.cc) over what a step's rows call for. Decode
+// rows, one a sequence and at most 8, take the kernels of kernels/*_decode.h; chunks of a prompt those of
+// prefill_*.h. Where values must be what the plan says (diff and tests), chunks take the decode kernels too,
+// 8 rows at a time: slower, and every value is written.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +18,13 @@ namespace lily::cuda {
 struct Extra {
   explicit Extra(const plan::Plan& plan);
 
-  static constexpr int kAttentionRows = 64;  // rows of one attention launch
+  static constexpr int kAttentionRows = 64;            // rows of one attention launch
   DeviceMemory attention_partial, attention_counters;  // counters are zero between launches
   DeviceMemory chunk_max, chunk_id, chunk_sum, sample_weights;
-  DeviceMemory normed;                    // [rows, hidden] bf16
-  DeviceMemory expert_act, expert_y;      // [9 rows, width], [9 rows, hidden] bf16
+  DeviceMemory normed;                // [rows, hidden] bf16
+  DeviceMemory expert_act, expert_y;  // [9 rows, width], [9 rows, hidden] bf16
   DeviceMemory expert_rows, token_of_row, row_weight, row_of_choice, tiles, n_tiles, shared_weight;
-  DeviceMemory delta;                     // blocks of the delta rule
+  DeviceMemory delta;  // blocks of the delta rule
 };
 
 struct Run {
@@ -63,7 +63,8 @@ struct LinearSource {
   bool f32;
   const float* norm;  // null: none
 };
-void linear_rows(const Run& run, const LinearSource& x, const std::vector<model::WeightId>& weights, plan::ValueId y, int rows);
+void linear_rows(const Run& run, const LinearSource& x, const std::vector<model::WeightId>& weights,
+                 plan::ValueId y, int rows);
 void linear_add_rows(const Run& run, const plan::LinearAdd& op);
 void delta_rows(const Run& run, const plan::DeltaMixer& op);
 void qk_prepare_rows(const Run& run, const plan::QkPrepare& op);

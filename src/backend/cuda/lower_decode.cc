@@ -18,11 +18,14 @@ using model::WeightId;
 
 constexpr int kRows = 8;  // of one launch of linear_q4_decode
 
-const unsigned char* records(const DeviceWeight& w) { return reinterpret_cast<const unsigned char*>(w.records); }
+const unsigned char* records(const DeviceWeight& w) {
+  return reinterpret_cast<const unsigned char*>(w.records);
+}
 
 }  // namespace
 
-void linear_rows(const Run& run, const LinearSource& x, const std::vector<WeightId>& weights, plan::ValueId y, int rows) {
+void linear_rows(const Run& run, const LinearSource& x, const std::vector<WeightId>& weights, plan::ValueId y,
+                 int rows) {
   LILY_CHECK(weights.size() <= kMaxPieces, "{} weights in one linear", weights.size());
   LinearDecode p;
   int col = 0;
@@ -89,6 +92,7 @@ void delta_rows(const Run& run, const plan::DeltaMixer& op) {
     return;
   }
   // Rows of one sequence follow one another: a launch each.
+  p.state_in_flight = true;
   for (int row = 0; row < run.step.n_rows(); ++row) {
     launch_delta_decode(p, run.stream);
     p.qkv += p.stride;
@@ -149,7 +153,8 @@ void attention_rows(const Run& run, const plan::GatedAttention& op, const plan::
 }
 
 void router_rows(const Run& run, const plan::NormRouter& op, bool choose) {
-  const DeviceWeight &router = run.weights.get({Weight::router, op.layer}), &gate = run.weights.get({Weight::shared_gate, op.layer});
+  const DeviceWeight &router = run.weights.get({Weight::router, op.layer}),
+                     &gate = run.weights.get({Weight::shared_gate, op.layer});
   RouterDecode p;
   p.x = run.data<float>(op.x);
   p.norm = run.weights.get({Weight::post_norm, op.layer}).vector;
@@ -167,7 +172,9 @@ void router_rows(const Run& run, const plan::NormRouter& op, bool choose) {
   p.logits = run.data<float>(op.logits);
   launch_router_decode(p, run.stream);
   if (choose)
-    launch_router_top({p.logits, p.n_experts + 1, p.n_experts, p.rows, run.data<int32_t>(op.ids), run.data<float>(op.weights)}, run.stream);
+    launch_router_top({p.logits, p.n_experts + 1, p.n_experts, p.rows, run.data<int32_t>(op.ids),
+                       run.data<float>(op.weights)},
+                      run.stream);
 }
 
 void gate_up_rows(const Run& run, const plan::ExpertsGateUp& op, const plan::NormRouter* router) {

@@ -1,4 +1,7 @@
 // The fused ops on the prefill kernels: chunks of prompts, segment by segment where state or cache is touched.
+#include <algorithm>
+
+#include "backend/cuda/kernels/linear_decode.h"
 #include "backend/cuda/lower.h"
 #include "backend/cuda/prefill_attention.h"
 #include "backend/cuda/prefill_delta.h"
@@ -12,6 +15,22 @@ using model::Weight;
 
 // From this many rows of a sequence on the delta rule runs in blocks.
 constexpr int kDeltaBlocksFrom = 32;
+
+// A weight with fewer outputs than the matrix tiles take (the gates of a small model), on the decode kernel.
+void narrow_linear(const Run& run, const DeviceWeight& w, const uint16_t* x, uint16_t* y, int64_t y_stride) {
+  LinearDecode p;
+  p.pieces[0] = {reinterpret_cast<const unsigned char*>(w.records), static_cast<int>(w.out), 0};
+  p.n_pieces = 1;
+  p.in = static_cast<int>(w.in);
+  p.x_stride = w.in;
+  p.y_stride = y_stride;
+  for (int first = 0; first < run.step.n_rows(); first += p.rows) {
+    p.rows = std::min(8, run.step.n_rows() - first);
+    p.x = x + first * w.in;
+    p.y = y + first * y_stride;
+    launch_linear_decode(p, run.n_sms, run.stream);
+  }
+}
 
 Q8Matrix q8(const DeviceWeight& w) { return {reinterpret_cast<const uint8_t*>(w.codes), w.scales, w.biases}; }
 
@@ -29,7 +48,9 @@ void norm_linear_chunk(const Run& run, const plan::NormLinear& op) {
   int64_t col = 0;
   for (const model::WeightId id : op.weights) {
     const DeviceWeight& w = run.weights.get(id);
-    a.segments[a.n_segments++] = {w.records, static_cast<int>(w.out), run.data<uint16_t>(op.y) + col, run.stride(op.y)};
+    uint16_t* y = run.data<uint16_t>(op.y) + col;
+    if (w.out % 8 == 0) a.segments[a.n_segments++] = {w.records, static_cast<int>(w.out), y, run.stride(op.y)};
+    else narrow_linear(run, w, normed, y, run.stride(op.y));
     col += w.out;
   }
   linear_q4_prefill(a, run.n_sms, run.stream);

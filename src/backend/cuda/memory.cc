@@ -18,8 +18,12 @@ Memory::Memory(const model::Dims& dims, const backend::MemorySpec& spec)
   check(cudaDeviceSynchronize(), "clearing state memory");
 }
 
-float* Memory::delta_state(int layer) const { return delta_.get<float>() + dims_.mixer_index(layer) * delta_floats_; }
-uint16_t* Memory::conv_state(int layer) const { return conv_.get<uint16_t>() + dims_.mixer_index(layer) * conv_values_; }
+float* Memory::delta_state(int layer) const {
+  return delta_.get<float>() + dims_.mixer_index(layer) * delta_floats_;
+}
+uint16_t* Memory::conv_state(int layer) const {
+  return conv_.get<uint16_t>() + dims_.mixer_index(layer) * conv_values_;
+}
 
 KvCache Memory::kv(int layer) const {
   uint16_t* k = kv_.get<uint16_t>() + 2 * kv_values_ * dims_.mixer_index(layer);
@@ -28,7 +32,8 @@ KvCache Memory::kv(int layer) const {
 
 void Memory::copy_state(int src, int dst, cudaStream_t stream) const {
   const auto copy = [&](const DeviceMemory& m, int64_t slot_bytes) {
-    check(cudaMemcpyAsync(m.get(static_cast<size_t>(dst * slot_bytes)), m.get(static_cast<size_t>(src * slot_bytes)), static_cast<size_t>(slot_bytes),
+    check(cudaMemcpyAsync(m.get(static_cast<size_t>(dst * slot_bytes)),
+                          m.get(static_cast<size_t>(src * slot_bytes)), static_cast<size_t>(slot_bytes),
                           cudaMemcpyDeviceToDevice, stream),
           "copying a state");
   };

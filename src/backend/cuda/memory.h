@@ -16,9 +16,9 @@ class Memory {
 
   const backend::MemorySpec& spec() const { return spec_; }
   // A slot is contiguous over the layers, so that copying it is one copy.
-  float* delta_state(int layer) const;       // of slot 0: [value head][dv][dk]
+  float* delta_state(int layer) const;  // of slot 0: [value head][dv][dk]
   int64_t delta_slot_stride() const { return delta_floats_ * dims_.n_delta_layers(); }
-  uint16_t* conv_state(int layer) const;     // of slot 0: [3][channels]
+  uint16_t* conv_state(int layer) const;  // of slot 0: [3][channels]
   int64_t conv_slot_stride() const { return conv_values_ * dims_.n_delta_layers(); }
   int64_t delta_floats() const { return delta_floats_; }  // of a layer
   int64_t conv_values() const { return conv_values_; }

@@ -13,7 +13,8 @@ namespace {
 plan::ValueId logits_value(const plan::Plan& plan) {
   plan::ValueId id = plan::kNoValue;
   if (!plan.ops.empty())
-    std::visit(plan::overloaded{[&](const plan::Linear& op) { id = op.y; }, [&](const plan::NormLinear& op) { id = op.y; }, [](const auto&) {}},
+    std::visit(plan::overloaded{[&](const plan::Linear& op) { id = op.y; },
+                                [&](const plan::NormLinear& op) { id = op.y; }, [](const auto&) {}},
                plan.ops.back());
   return id;
 }
@@ -21,15 +22,24 @@ plan::ValueId logits_value(const plan::Plan& plan) {
 size_t output_bytes(const plan::Plan& plan) {
   const auto outputs = static_cast<size_t>(std::max(plan.shape.outputs, 1));
   if (plan.shape.ending == plan::Ending::logits) return outputs * static_cast<size_t>(plan.dims.vocab) * 4;
-  if (plan.shape.ending == plan::Ending::candidates) return outputs * (2 * static_cast<size_t>(plan.options.n_candidates) + 1) * 4;
+  if (plan.shape.ending == plan::Ending::candidates)
+    return outputs * (2 * static_cast<size_t>(plan.options.n_candidates) + 1) * 4;
   return outputs * 4;
 }
 
 }  // namespace
 
-CudaProgram::CudaProgram(plan::Plan plan, const Weights& weights, const Memory& memory, const Stream& stream, int n_sms)
-    : plan_(std::move(plan)), weights_(weights), memory_(memory), stream_(stream), n_sms_(n_sms), extra_(plan_), arena_(static_cast<size_t>(plan_.scratch_bytes) + 256) {
-  LILY_CHECK(plan_.policy.activation == plan::FloatType::bf16 && plan_.policy.residual == plan::FloatType::f32 && plan_.policy.kv == plan::FloatType::bf16,
+CudaProgram::CudaProgram(plan::Plan plan, const Weights& weights, const Memory& memory, const Stream& stream,
+                         int n_sms)
+    : plan_(std::move(plan)),
+      weights_(weights),
+      memory_(memory),
+      stream_(stream),
+      n_sms_(n_sms),
+      extra_(plan_),
+      arena_(static_cast<size_t>(plan_.scratch_bytes) + 256) {
+  LILY_CHECK(plan_.policy.activation == plan::FloatType::bf16 &&
+                 plan_.policy.residual == plan::FloatType::f32 && plan_.policy.kv == plan::FloatType::bf16,
              "the cuda backend computes with bf16 activations and KV and an fp32 residual");
   for (auto& slot : slots_) {
     slot = std::make_unique<Slot>(plan_, memory_);
@@ -83,7 +93,8 @@ void CudaProgram::submit(const backend::StepInputs& inputs) {
   slot.copied.hold(stream_);
   rows_ = slot.step.n_rows();
   outputs_ = slot.step.n_outputs();
-  if (plan_.options.keep_values) check(cudaMemsetAsync(arena_.get(), 0xff, arena_.n_bytes(), stream_.get()), "poisoning values");
+  if (plan_.options.keep_values)
+    check(cudaMemsetAsync(arena_.get(), 0xff, arena_.n_bytes(), stream_.get()), "poisoning values");
   launch(slot);
   collect(slot);
   slot.done.record(stream_);
@@ -98,7 +109,9 @@ void CudaProgram::collect(Slot& slot) {
     using T = std::remove_const_t<typename std::remove_reference_t<decltype(span)>::element_type>;
     const size_t n = static_cast<size_t>(slot.step.n_outputs() * per_output);
     T* to = slot.outputs.get<T>(at);
-    check(cudaMemcpyAsync(to, arena_.get(static_cast<size_t>(plan_.placement[static_cast<size_t>(value)].offset)), n * sizeof(T), cudaMemcpyDeviceToHost, stream_.get()),
+    check(cudaMemcpyAsync(to,
+                          arena_.get(static_cast<size_t>(plan_.placement[static_cast<size_t>(value)].offset)),
+                          n * sizeof(T), cudaMemcpyDeviceToHost, stream_.get()),
           "copying a step's outputs");
     span = std::span<const T>(to, n);
     at += n * sizeof(T);
@@ -130,10 +143,14 @@ backend::StepOutputs CudaProgram::wait() {
 std::vector<float> CudaProgram::read(plan::ValueId id) {
   stream_.synchronize();
   const plan::Value& value = plan_.value(id);
-  const int64_t rows = value.rows == plan::RowSpace::matrix ? value.n_matrix_rows : plan::rows_in_step(plan_, value.rows, rows_, outputs_);
+  const int64_t rows = value.rows == plan::RowSpace::matrix
+                           ? value.n_matrix_rows
+                           : plan::rows_in_step(plan_, value.rows, rows_, outputs_);
   const auto n = static_cast<size_t>(rows * value.cols);
   const std::byte* from = arena_.get(static_cast<size_t>(plan_.placement[static_cast<size_t>(id)].offset));
-  const auto fetch = [&](auto& to) { check(cudaMemcpy(to.data(), from, n * sizeof(to[0]), cudaMemcpyDeviceToHost), "reading a value"); };
+  const auto fetch = [&](auto& to) {
+    check(cudaMemcpy(to.data(), from, n * sizeof(to[0]), cudaMemcpyDeviceToHost), "reading a value");
+  };
   std::vector<float> result(n);
   if (value.type == plan::Type::f32) {
     fetch(result);
@@ -152,9 +169,13 @@ std::vector<float> CudaProgram::read(plan::ValueId id) {
 void CudaProgram::write(plan::ValueId id, std::span<const float> data) {
   stream_.synchronize();
   const plan::Value& value = plan_.value(id);
-  LILY_CHECK(std::ssize(data) <= plan::rows_bound(plan_, value) * value.cols, "{} values for {}", data.size(), value.name);
+  LILY_CHECK(std::ssize(data) <= plan::rows_bound(plan_, value) * value.cols, "{} values for {}", data.size(),
+             value.name);
   std::byte* to = arena_.get(static_cast<size_t>(plan_.placement[static_cast<size_t>(id)].offset));
-  const auto store = [&](const auto& from) { check(cudaMemcpy(to, from.data(), from.size() * sizeof(from[0]), cudaMemcpyHostToDevice), "writing a value"); };
+  const auto store = [&](const auto& from) {
+    check(cudaMemcpy(to, from.data(), from.size() * sizeof(from[0]), cudaMemcpyHostToDevice),
+          "writing a value");
+  };
   if (value.type == plan::Type::f32) store(data);
   else if (value.type == plan::Type::i32) store(std::vector<int32_t>(data.begin(), data.end()));
   else {

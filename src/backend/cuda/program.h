@@ -1,6 +1,6 @@
-// A plan made executable. A decode step is one CUDA graph, captured when a number of rows is first seen and replayed from
-// then on; chunks of prompts are launched kernel by kernel. Ids travel from step to step on the device; the host gets a
-// copy, and waits for it one step late if it likes.
+// A plan made executable. A decode step is one CUDA graph, captured when a number of rows is first seen and
+// replayed from then on; chunks of prompts are launched kernel by kernel. Ids travel from step to step on the
+// device; the host gets a copy, and waits for it one step late if it likes.
 #pragma once
 
 #include <array>

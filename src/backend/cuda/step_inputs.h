@@ -1,5 +1,5 @@
-// StepInputs on their way to the device: checked, spread to rows in pinned memory, copied in one piece. A program has two
-// of these, for the two steps that may be in flight.
+// StepInputs on their way to the device: checked, spread to rows in pinned memory, copied in one piece. A
+// program has two of these, for the two steps that may be in flight.
 #pragma once
 
 #include <cstdint>

@@ -21,7 +21,9 @@ using model::WeightId;
 // Bytes that a thread has in flight at a time; two such buffers a thread.
 constexpr int64_t kSlabBytes = 8 << 20;
 
-bool keeps_file_layout(Weight w) { return w == Weight::embed || w == Weight::router || w == Weight::shared_gate; }
+bool keeps_file_layout(Weight w) {
+  return w == Weight::embed || w == Weight::router || w == Weight::shared_gate;
+}
 Storage wanted_storage(Weight w) {
   return w == Weight::router || w == Weight::shared_gate ? Storage::q8 : Storage::q4;
 }
@@ -30,7 +32,9 @@ int64_t row_bytes(Storage storage, int64_t in) { return storage_bytes(in, storag
 
 // Pinned and device staging of one reading thread: two slabs in turn.
 struct Stager {
-  explicit Stager(size_t n_bytes) : pinned{PinnedMemory(n_bytes), PinnedMemory(n_bytes)}, raw{DeviceMemory(n_bytes), DeviceMemory(n_bytes)} {}
+  explicit Stager(size_t n_bytes)
+      : pinned{PinnedMemory(n_bytes), PinnedMemory(n_bytes)},
+        raw{DeviceMemory(n_bytes), DeviceMemory(n_bytes)} {}
   PinnedMemory pinned[2];
   DeviceMemory raw[2];
   Event done[2];
@@ -55,7 +59,8 @@ Weights::Weights(const model::Checkpoint& checkpoint, ThreadPool& pool, const ba
 
   model::WeightStream stream(checkpoint, pool);
   std::vector<std::unique_ptr<Stager>> stagers;
-  for (int i = 0; i < pool.n_threads(); ++i) stagers.push_back(std::make_unique<Stager>(static_cast<size_t>(kSlabBytes)));
+  for (int i = 0; i < pool.n_threads(); ++i)
+    stagers.push_back(std::make_unique<Stager>(static_cast<size_t>(kSlabBytes)));
 
   for (const auto& spec : specs) {
     const WeightId source = checkpoint.source(spec.id);
@@ -75,12 +80,17 @@ Weights::Weights(const model::Checkpoint& checkpoint, ThreadPool& pool, const ba
     } else {
       const Storage storage = wanted_storage(spec.id.weight);
       if (stored.storage != storage)
-        fail(Fault::model, "{}: stored as {}, the cuda backend takes {} here; use --backend cpu", model::to_string(spec.id),
-             stored.storage == Storage::q4 ? "4-bit" : stored.storage == Storage::q8 ? "8-bit" : "bf16", storage == Storage::q4 ? "4-bit" : "8-bit");
+        fail(Fault::model, "{}: stored as {}, the cuda backend takes {} here; use --backend cpu",
+             model::to_string(spec.id),
+             stored.storage == Storage::q4   ? "4-bit"
+             : stored.storage == Storage::q8 ? "8-bit"
+                                             : "bf16",
+             storage == Storage::q4 ? "4-bit" : "8-bit");
       w.in = spec.shape.back();
       w.out = spec.shape[spec.shape.size() - 2];
       w.n_matrices = spec.shape.size() == 3 ? spec.shape[0] : 1;
-      const int64_t n_rows = w.n_matrices * w.out, groups = w.in / model::kQuantGroup, code_bytes = storage == Storage::q4 ? w.in / 2 : w.in;
+      const int64_t n_rows = w.n_matrices * w.out, groups = w.in / model::kQuantGroup,
+                    code_bytes = storage == Storage::q4 ? w.in / 2 : w.in;
       const bool as_file = keeps_file_layout(spec.id.weight);
       const size_t matrix_bytes = pack::mma_q4::packed_bytes(static_cast<int>(w.out), static_cast<int>(w.in));
       std::byte *codes = nullptr, *records = nullptr;
@@ -98,20 +108,24 @@ Weights::Weights(const model::Checkpoint& checkpoint, ThreadPool& pool, const ba
       w.scales = scales;
       w.biases = biases;
       w.records = records;
-      const int64_t rows_per_slab = std::max<int64_t>(pack::mma_q4::kTileRows, kSlabBytes / row_bytes(storage, w.in) / pack::mma_q4::kTileRows * pack::mma_q4::kTileRows);
+      const int64_t rows_per_slab =
+          std::max<int64_t>(pack::mma_q4::kTileRows, kSlabBytes / row_bytes(storage, w.in) /
+                                                         pack::mma_q4::kTileRows * pack::mma_q4::kTileRows);
       stream.for_each_slab(source, rows_per_slab, [&](int thread, const model::LinearSlab& slab) {
         Stager& s = *stagers[static_cast<size_t>(thread)];
         const int turn = s.turn;
         s.turn ^= 1;
         s.done[turn].wait();
-        const auto n_codes = static_cast<size_t>(slab.n_rows * code_bytes), n_scales = static_cast<size_t>(slab.n_rows * groups) * 2;
+        const auto n_codes = static_cast<size_t>(slab.n_rows * code_bytes),
+                   n_scales = static_cast<size_t>(slab.n_rows * groups) * 2;
         std::byte* pinned = s.pinned[turn].get();
         std::memcpy(pinned, slab.codes, n_codes);
         std::memcpy(pinned + n_codes, slab.scales, n_scales);
         std::memcpy(pinned + n_codes + n_scales, slab.biases, n_scales);
         const int64_t first_row = slab.matrix * w.out + slab.first_row;
         const auto copy = [&](void* to, const void* from, size_t n) {
-          check(cudaMemcpyAsync(to, from, n, cudaMemcpyHostToDevice, s.stream.get()), "copying a weight to the device");
+          check(cudaMemcpyAsync(to, from, n, cudaMemcpyHostToDevice, s.stream.get()),
+                "copying a weight to the device");
         };
         if (as_file) {
           copy(codes + first_row * code_bytes, pinned, n_codes);
@@ -125,8 +139,9 @@ Weights::Weights(const model::Checkpoint& checkpoint, ThreadPool& pool, const ba
           repack.biases = s.raw[turn].get<uint16_t>(n_codes + n_scales);
           repack.rows = static_cast<int>(slab.n_rows);
           repack.cols = static_cast<int>(slab.in);
-          repack.records = reinterpret_cast<uint32_t*>(records + static_cast<size_t>(slab.matrix) * matrix_bytes +
-                                                       pack::mma_q4::packed_bytes(static_cast<int>(slab.first_row), static_cast<int>(slab.in)));
+          repack.records = reinterpret_cast<uint32_t*>(
+              records + static_cast<size_t>(slab.matrix) * matrix_bytes +
+              pack::mma_q4::packed_bytes(static_cast<int>(slab.first_row), static_cast<int>(slab.in)));
           launch_repack_q4(repack, s.stream.get());
         }
         s.done[turn].record(s.stream);
@@ -138,7 +153,8 @@ Weights::Weights(const model::Checkpoint& checkpoint, ThreadPool& pool, const ba
   for (const auto& s : stagers) s->stream.synchronize();
 
   std::vector<double> frequency;
-  for (int i = 0; i < model::kRotaryDim / 2; ++i) frequency.push_back(std::pow(dims_.rope_theta, -2.0 * i / model::kRotaryDim));
+  for (int i = 0; i < model::kRotaryDim / 2; ++i)
+    frequency.push_back(std::pow(dims_.rope_theta, -2.0 * i / model::kRotaryDim));
   rope_frequency_ = uploaded(frequency.data(), frequency.size() * sizeof(double));
 }
 

@@ -1,5 +1,5 @@
-// The model's weights on the device: 4-bit linear weights as pack/mma_q4.h's records, the embedding and the 8-bit router
-// in the file's layout, small vectors in fp32 (the convolution in bf16).
+// The model's weights on the device: 4-bit linear weights as pack/mma_q4.h's records, the embedding and the
+// 8-bit router in the file's layout, small vectors in fp32 (the convolution in bf16).
 #pragma once
 
 #include <cstdint>
@@ -18,14 +18,14 @@ struct DeviceWeight {
   // In the file's layout: the embedding (q4), router and shared gate (q8).
   const std::byte* codes = nullptr;
   const uint16_t *scales = nullptr, *biases = nullptr;
-  const float* vector = nullptr;      // norms, A_log, dt_bias
-  const uint16_t* bf16 = nullptr;     // conv: [channels][4]
+  const float* vector = nullptr;   // norms, A_log, dt_bias
+  const uint16_t* bf16 = nullptr;  // conv: [channels][4]
 };
 
 class Weights {
  public:
-  // Reads, copies and repacks in a pipeline: pool threads read into pinned memory while the device works on the slab
-  // before.
+  // Reads, copies and repacks in a pipeline: pool threads read into pinned memory while the device works on
+  // the slab before.
   Weights(const model::Checkpoint& checkpoint, ThreadPool& pool, const backend::Progress& progress);
 
   const model::Dims& dims() const { return dims_; }

@@ -1,5 +1,5 @@
-// The whole of lily-tiny on the GPU against the reference backend: a prompt in chunks, then decode steps, through the
-// kernels that the engine uses.
+// The whole of lily-tiny on the GPU against the reference backend: a prompt in chunks, then decode steps,
+// through the kernels that the engine uses.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,10 +22,12 @@ constexpr int kBlocks = 8;
 // A sequence on one device, driven as the engine does.
 class Sequence {
  public:
-  Sequence(std::unique_ptr<Device> device, const model::Checkpoint& checkpoint, bool keep_values = false) : device_(std::move(device)), keep_values_(keep_values) {
+  Sequence(std::unique_ptr<Device> device, const model::Checkpoint& checkpoint, bool keep_values = false)
+      : device_(std::move(device)), keep_values_(keep_values) {
     device_->load(checkpoint, {});
     dims_ = checkpoint.dims();
-    device_->reserve({.n_state_slots = 3, .n_kv_blocks = kBlocks, .n_token_slots = 2, .max_rows = 128}, device_->policy(dims_));
+    device_->reserve({.n_state_slots = 3, .n_kv_blocks = kBlocks, .n_token_slots = 2, .max_rows = 128},
+                     device_->policy(dims_));
     table_.resize(kBlocks);
     std::iota(table_.rbegin(), table_.rend(), 0);
   }
@@ -51,15 +53,28 @@ class Sequence {
 
  private:
   std::unique_ptr<Program> compile(int rows, plan::Ending ending) {
-    const plan::Shape shape{rows == 1 ? plan::Phase::decode : plan::Phase::prefill, rows, 1, kBlocks * kKvBlockTokens, ending};
-    return device_->compile(plan::forward(dims_, shape, device_->policy(dims_), {.keep_values = keep_values_}));
+    const plan::Shape shape{rows == 1 ? plan::Phase::decode : plan::Phase::prefill, rows, 1,
+                            kBlocks * kKvBlockTokens, ending};
+    return device_->compile(
+        plan::forward(dims_, shape, device_->policy(dims_), {.keep_values = keep_values_}));
   }
   void submit(Program& program, const std::vector<int32_t>& tokens, std::span<const Sampling> sampling) {
     const int n = static_cast<int>(tokens.size());
-    const Segment segment{.first_row = 0, .n_rows = n, .position = position_, .src = position_ == 0 ? kNoState : StateSlot{1}, .dst = StateSlot{1},
-                          .first_block = 0, .token_in = TokenSlot{0}, .token_out = TokenSlot{0}};
+    const Segment segment{.first_row = 0,
+                          .n_rows = n,
+                          .position = position_,
+                          .src = position_ == 0 ? kNoState : StateSlot{1},
+                          .dst = StateSlot{1},
+                          .first_block = 0,
+                          .token_in = TokenSlot{0},
+                          .token_out = TokenSlot{0}};
     const std::vector<int32_t> outputs = {n - 1};
-    program.submit({.tokens = tokens, .segments = std::span(&segment, 1), .block_table = table_, .output_rows = outputs, .sampling = sampling, .n_tokens = dims_.vocab});
+    program.submit({.tokens = tokens,
+                    .segments = std::span(&segment, 1),
+                    .block_table = table_,
+                    .output_rows = outputs,
+                    .sampling = sampling,
+                    .n_tokens = dims_.vocab});
     position_ += n;
   }
 
@@ -79,8 +94,8 @@ double relative_error(const std::vector<float>& got, const std::vector<float>& e
   return std::sqrt(difference / size);
 }
 
-// Activations between ops are bf16: an independent emulation of such an engine on this model differs from fp32 by up to
-// 3 % in single tensors (tests/golden/lily-tiny/README.md).
+// Activations between ops are bf16: an independent emulation of such an engine on this model differs from
+// fp32 by up to 3 % in single tensors (tests/golden/lily-tiny/README.md).
 constexpr double kBf16Engine = 0.03;
 
 TEST(CudaDevice, FollowsTheReferenceThroughPromptAndDecode) {
@@ -88,12 +103,14 @@ TEST(CudaDevice, FollowsTheReferenceThroughPromptAndDecode) {
   const auto checkpoint = model::Checkpoint::open("models/lily-tiny");
   std::vector<int32_t> prompt;
   for (int i = 0; i < 100; ++i) prompt.push_back((i * 37 + 11) % 4000);
-  Sequence reference(make_reference_device({}), checkpoint), cuda(make_cuda_device({}), checkpoint), exact(make_cuda_device({}), checkpoint, true);
+  Sequence reference(make_reference_device({}), checkpoint), cuda(make_cuda_device({}), checkpoint),
+      exact(make_cuda_device({}), checkpoint, true);
   const auto run = [&](std::vector<int32_t> tokens, const char* what) {
     const auto expected = reference.feed(tokens), got = cuda.feed(tokens), values = exact.feed(tokens);
     const double error = relative_error(got, expected), exact_error = relative_error(values, expected);
     printf("%-24s error %.5f, with all values kept %.5f, top %ld %ld\n", what, error, exact_error,
-           static_cast<long>(std::max_element(got.begin(), got.end()) - got.begin()), static_cast<long>(std::max_element(expected.begin(), expected.end()) - expected.begin()));
+           static_cast<long>(std::max_element(got.begin(), got.end()) - got.begin()),
+           static_cast<long>(std::max_element(expected.begin(), expected.end()) - expected.begin()));
     EXPECT_LT(error, kBf16Engine) << what;
     EXPECT_LT(exact_error, kBf16Engine) << what;
   };
@@ -102,13 +119,21 @@ TEST(CudaDevice, FollowsTheReferenceThroughPromptAndDecode) {
   run({prompt.begin() + 95, prompt.begin() + 98}, "third chunk, 3 rows");
   for (int i = 98; i < 100; ++i) run({prompt[static_cast<size_t>(i)]}, "one row");
   const auto layer_states = [&](int layer) {
-    EXPECT_LT(relative_error(cuda.device().read_delta_state(StateSlot{1}, layer), reference.device().read_delta_state(StateSlot{1}, layer)), kBf16Engine);
-    EXPECT_LT(relative_error(cuda.device().read_conv_state(StateSlot{1}, layer), reference.device().read_conv_state(StateSlot{1}, layer)), kBf16Engine);
+    EXPECT_LT(relative_error(cuda.device().read_delta_state(StateSlot{1}, layer),
+                             reference.device().read_delta_state(StateSlot{1}, layer)),
+              kBf16Engine);
+    EXPECT_LT(relative_error(cuda.device().read_conv_state(StateSlot{1}, layer),
+                             reference.device().read_conv_state(StateSlot{1}, layer)),
+              kBf16Engine);
   };
   layer_states(0);
   layer_states(1);
-  EXPECT_LT(relative_error(cuda.device().read_kv(Device::Kv::k, 3, kBlocks - 1, 64), reference.device().read_kv(Device::Kv::k, 3, kBlocks - 1, 64)), kBf16Engine);
-  EXPECT_LT(relative_error(cuda.device().read_kv(Device::Kv::v, 3, kBlocks - 2, 30), reference.device().read_kv(Device::Kv::v, 3, kBlocks - 2, 30)), kBf16Engine);
+  EXPECT_LT(relative_error(cuda.device().read_kv(Device::Kv::k, 3, kBlocks - 1, 64),
+                           reference.device().read_kv(Device::Kv::k, 3, kBlocks - 1, 64)),
+            kBf16Engine);
+  EXPECT_LT(relative_error(cuda.device().read_kv(Device::Kv::v, 3, kBlocks - 2, 30),
+                           reference.device().read_kv(Device::Kv::v, 3, kBlocks - 2, 30)),
+            kBf16Engine);
 }
 
 TEST(CudaDevice, GeneratesTheSameTokensTwiceWithTheHostOneStepBehind) {

@@ -35,7 +35,8 @@ struct Q8Weight {
     double y = 0, size = 0;
     for (int c = 0; c < cols; ++c) {
       const size_t i = static_cast<size_t>(row) * static_cast<size_t>(cols) + static_cast<size_t>(c);
-      const double s = to_float(Bf16{scales[i / 64]}), b = to_float(Bf16{biases[i / 64]}), xc = x[static_cast<size_t>(c)];
+      const double s = to_float(Bf16{scales[i / 64]}), b = to_float(Bf16{biases[i / 64]}),
+                   xc = x[static_cast<size_t>(c)];
       y += (s * codes[i] + b) * xc;
       size += (std::fabs(s) * codes[i] + std::fabs(b)) * std::fabs(xc);
     }
@@ -45,24 +46,27 @@ struct Q8Weight {
 
 TEST_P(ExpertsDecodeTest, RouterGateUpAndDownMatchTheExactModel) {
   const Shape& d = GetParam();
-  const auto H = static_cast<size_t>(d.hidden), W = static_cast<size_t>(d.width), S = static_cast<size_t>(d.shared_width),
-             T = static_cast<size_t>(d.rows), E = static_cast<size_t>(d.n_experts);
+  const auto H = static_cast<size_t>(d.hidden), W = static_cast<size_t>(d.width),
+             S = static_cast<size_t>(d.shared_width), T = static_cast<size_t>(d.rows),
+             E = static_cast<size_t>(d.n_experts);
   std::vector<float> x(T * H), norm(H);
   for (auto& v : x) v = normal(2);
   for (auto& v : norm) v = uniform(0.5f, 1.5f);
   const Q8Weight router(random, d.n_experts, d.hidden), shared_gate_weight(random, 1, d.hidden);
   const Q4Weight gate(random, d.n_experts * d.width, d.hidden), up(random, d.n_experts * d.width, d.hidden),
       down(random, d.n_experts * d.hidden, d.width);
-  const Q4Weight shared_gate(random, std::max(d.shared_width, 16), d.hidden), shared_up(random, std::max(d.shared_width, 16), d.hidden),
+  const Q4Weight shared_gate(random, std::max(d.shared_width, 16), d.hidden),
+      shared_up(random, std::max(d.shared_width, 16), d.hidden),
       shared_down(random, d.hidden, std::max(d.shared_width, 64));
 
   DeviceBuffer<float> dx(x), dnorm(norm), logits(T * (E + 1)), weights(T * 8), out(T * H);
   DeviceBuffer<uint16_t> normed(T * H), act(T * 8 * W), shared_act(std::max<size_t>(T * S, 1));
   DeviceBuffer<int32_t> ids(T * 8);
   DeviceBuffer<uint8_t> rc(router.codes), sc(shared_gate_weight.codes);
-  DeviceBuffer<uint16_t> rs(router.scales), rb(router.biases), ss(shared_gate_weight.scales), sb(shared_gate_weight.biases);
-  DeviceBuffer<unsigned char> pg(gate.packed), pu(up.packed), pd(down.packed), psg(shared_gate.packed), psu(shared_up.packed),
-      psd(shared_down.packed);
+  DeviceBuffer<uint16_t> rs(router.scales), rb(router.biases), ss(shared_gate_weight.scales),
+      sb(shared_gate_weight.biases);
+  DeviceBuffer<unsigned char> pg(gate.packed), pu(up.packed), pd(down.packed), psg(shared_gate.packed),
+      psu(shared_up.packed), psd(shared_down.packed);
 
   RouterDecode r;
   r.x = dx.get();
@@ -135,32 +139,41 @@ TEST_P(ExpertsDecodeTest, RouterGateUpAndDownMatchTheExactModel) {
     for (size_t i = 0; i < H; ++i) {
       const double e = x[t * H + i] * scale * norm[i];
       u.push_back(to_float(Bf16{got_normed[t * H + i]}));
-      c_normed.add(u.back(), e, std::fabs(e) * (kBf16Half + 0x1p-20), static_cast<int>(t), static_cast<int>(i));
+      c_normed.add(u.back(), e, std::fabs(e) * (kBf16Half + 0x1p-20), static_cast<int>(t),
+                   static_cast<int>(i));
     }
-    std::vector<float> row(got_logits.begin() + static_cast<long>(t * (E + 1)), got_logits.begin() + static_cast<long>((t + 1) * (E + 1)));
+    std::vector<float> row(got_logits.begin() + static_cast<long>(t * (E + 1)),
+                           got_logits.begin() + static_cast<long>((t + 1) * (E + 1)));
     for (size_t e = 0; e <= E; ++e) {
-      const auto [y, error] = e < E ? router.multiply(static_cast<int>(e), u) : shared_gate_weight.multiply(0, u);
+      const auto [y, error] =
+          e < E ? router.multiply(static_cast<int>(e), u) : shared_gate_weight.multiply(0, u);
       c_logits.add(row[e], y, error, static_cast<int>(t), static_cast<int>(e));
     }
     std::vector<int> order(E);
     std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return row[static_cast<size_t>(a)] > row[static_cast<size_t>(b)]; });
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int a, int b) { return row[static_cast<size_t>(a)] > row[static_cast<size_t>(b)]; });
     double sum = 0;
-    for (int j = 0; j < 8; ++j) sum += std::exp(row[static_cast<size_t>(order[static_cast<size_t>(j)])] - row[static_cast<size_t>(order[0])]);
+    for (int j = 0; j < 8; ++j)
+      sum += std::exp(row[static_cast<size_t>(order[static_cast<size_t>(j)])] -
+                      row[static_cast<size_t>(order[0])]);
     for (size_t j = 0; j < 8; ++j) {
       EXPECT_EQ(got_ids[t * 8 + j], order[j]);
-      const double e = std::exp(row[static_cast<size_t>(order[j])] - row[static_cast<size_t>(order[0])]) / sum;
+      const double e =
+          std::exp(row[static_cast<size_t>(order[j])] - row[static_cast<size_t>(order[0])]) / sum;
       c_weights.add(got_weights[t * 8 + j], e, 0x1p-20 * e, static_cast<int>(t), static_cast<int>(j));
     }
     const auto swiglu = [&](const Q4Weight& wg, const Q4Weight& wu, int weight_row) {
       const auto a = wg.multiply(weight_row, u), b = wu.multiply(weight_row, u);
       const double y = silu_exact(a.y) * b.y;
-      return std::pair(y, std::fabs(b.y) * a.error * 1.1 + std::fabs(silu_exact(a.y)) * b.error + std::fabs(y) * (kBf16Half + 0x1p-20));
+      return std::pair(y, std::fabs(b.y) * a.error * 1.1 + std::fabs(silu_exact(a.y)) * b.error +
+                              std::fabs(y) * (kBf16Half + 0x1p-20));
     };
     for (size_t j = 0; j < 8; ++j)
       for (size_t i = 0; i < W; ++i) {
         const auto [y, e] = swiglu(gate, up, got_ids[t * 8 + j] * d.width + static_cast<int>(i));
-        c_act.add(to_float(Bf16{got_act[(t * 8 + j) * W + i]}), y, e, static_cast<int>(t * 8 + j), static_cast<int>(i));
+        c_act.add(to_float(Bf16{got_act[(t * 8 + j) * W + i]}), y, e, static_cast<int>(t * 8 + j),
+                  static_cast<int>(i));
       }
     for (size_t i = 0; i < S; ++i) {
       const auto [y, e] = swiglu(shared_gate, shared_up, static_cast<int>(i));
@@ -197,14 +210,16 @@ TEST_P(ExpertsDecodeTest, RouterGateUpAndDownMatchTheExactModel) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, ExpertsDecodeTest,
-                         ::testing::Values(Shape{256, 128, 128, 32, 1}, Shape{256, 128, 128, 32, 3}, Shape{192, 64, 128, 64, 1},
-                                           Shape{128, 192, 64, 96, 2}, Shape{256, 64, 0, 32, 1}));
+                         ::testing::Values(Shape{256, 128, 128, 32, 1}, Shape{256, 128, 128, 32, 3},
+                                           Shape{192, 64, 128, 64, 1}, Shape{128, 192, 64, 96, 2},
+                                           Shape{256, 64, 0, 32, 1}));
 
 TEST_F(KernelTest, TheRouterPrefersLowerIndicesOnTies) {
   // All logits are equal: experts 0 .. 7 with equal weights.
   const int hidden = 128, n_experts = 64;
   std::vector<uint8_t> codes(static_cast<size_t>(n_experts * hidden), 7);
-  std::vector<uint16_t> scales(static_cast<size_t>(n_experts * hidden / 64), to_bf16(0.01f).bits), biases(scales.size(), 0);
+  std::vector<uint16_t> scales(static_cast<size_t>(n_experts * hidden / 64), to_bf16(0.01f).bits),
+      biases(scales.size(), 0);
   std::vector<float> x(128), norm(128, 1.0f);
   for (auto& v : x) v = normal();
   DeviceBuffer<uint8_t> dc(codes);

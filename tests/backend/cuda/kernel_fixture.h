@@ -1,5 +1,6 @@
-// What the kernel tests share: device memory that starts poisoned, packed random weights with their exact values, and
-// a comparison that reports the worst element. On a machine without a GPU the device build of a test skips.
+// What the kernel tests share: device memory that starts poisoned, packed random weights with their exact
+// values, and a comparison that reports the worst element. On a machine without a GPU the device build of a
+// test skips.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -114,7 +115,7 @@ inline std::vector<double> widened(std::span<const uint16_t> bf16) {
 // A random affine 4-bit weight [rows, cols] in the packed layout, with the values it stands for.
 struct Q4Weight {
   int rows = 0, cols = 0;
-  std::vector<double> value;  // [rows, cols]
+  std::vector<double> value;              // [rows, cols]
   std::vector<double> code, scale, bias;  // [rows, cols], [rows, groups]
   std::vector<unsigned char> packed;
 
@@ -139,8 +140,8 @@ struct Q4Weight {
     pack::mma_q4::pack(codes, scales, biases, rows, cols, std::as_writable_bytes(std::span(packed)));
   }
 
-  // Exact product with x and a bound on the kernel's rounding: x is held to half a unit of 1/32512 of its group's
-  // maximum, integer sums are exact, and the sums over groups are fp32.
+  // Exact product with x and a bound on the kernel's rounding: x is held to half a unit of 1/32512 of its
+  // group's maximum, integer sums are exact, and the sums over groups are fp32.
   struct Product {
     double y = 0, error = 0;
   };
@@ -152,10 +153,12 @@ struct Q4Weight {
         largest = 0;
         for (int j = c; j < c + 64; ++j) largest = std::max(largest, std::fabs(x[static_cast<size_t>(j)]));
       }
-      const size_t i = static_cast<size_t>(row) * static_cast<size_t>(cols) + static_cast<size_t>(c), g = i / 64;
+      const size_t i = static_cast<size_t>(row) * static_cast<size_t>(cols) + static_cast<size_t>(c),
+                   g = i / 64;
       const double xc = x[static_cast<size_t>(c)];
       p.y += value[i] * xc;
-      p.error += std::fabs(value[i]) * largest * (0.5 / 32512) + (std::fabs(scale[g]) * code[i] + std::fabs(bias[g])) * std::fabs(xc) * 0x1p-21;
+      p.error += std::fabs(value[i]) * largest * (0.5 / 32512) +
+                 (std::fabs(scale[g]) * code[i] + std::fabs(bias[g])) * std::fabs(xc) * 0x1p-21;
     }
     return p;
   }
@@ -168,8 +171,9 @@ class Comparison {
     ++n_;
     const double error = std::fabs(got - expected);
     if (!(error <= tolerance)) {
-      if (n_bad_++ == 0) ADD_FAILURE() << "element (" << i << ", " << j << "): " << got << ", expected " << expected
-                                       << ", error " << error << " over tolerance " << tolerance;
+      if (n_bad_++ == 0)
+        ADD_FAILURE() << "element (" << i << ", " << j << "): " << got << ", expected " << expected
+                      << ", error " << error << " over tolerance " << tolerance;
     }
     if (tolerance > 0) worst_ = std::max(worst_, error / tolerance);
   }

@@ -39,7 +39,10 @@ TEST_F(LinearDecodeTest, MatchesTheExactProductForConcatenatedWeights) {
     for (int r = 0; r < rows; ++r)
       for (int o = 0; o < 104; ++o) {
         const Q4Weight& w = o < 80 ? a : o < 100 ? b : c;
-        const auto e = w.multiply(o < 80 ? o : o < 100 ? o - 80 : o - 100, std::span(xd).subspan(static_cast<size_t>(r * in), in));
+        const auto e = w.multiply(o < 80    ? o
+                                  : o < 100 ? o - 80
+                                            : o - 100,
+                                  std::span(xd).subspan(static_cast<size_t>(r * in), in));
         compare.add(got[static_cast<size_t>(r * 104 + o)], e.y, e.error + kBf16Half * std::fabs(e.y), r, o);
       }
   }
@@ -72,7 +75,9 @@ TEST_F(LinearDecodeTest, ARowDoesNotDependOnItsNeighbours) {
       p.y = one.get();
       launch_linear_decode(p, n_sms, nullptr);
       const auto alone = one.download();
-      EXPECT_EQ(std::memcmp(alone.data(), together.data() + r * out, sizeof(float) * static_cast<size_t>(out)), 0) << "row " << r;
+      EXPECT_EQ(
+          std::memcmp(alone.data(), together.data() + r * out, sizeof(float) * static_cast<size_t>(out)), 0)
+          << "row " << r;
     }
   }
 }
@@ -112,7 +117,8 @@ TEST_F(LinearDecodeTest, NormalisesInFrontAndAddsTheResidualBehind) {
     for (int o = 0; o < out; ++o) {
       const auto e = w.multiply(o, u);
       double rounding = 0;  // the normalised row is rounded to bf16: independent errors
-      for (int i = 0; i < in; ++i) rounding += std::pow(w.value[static_cast<size_t>(o * in + i)] * slack[static_cast<size_t>(i)], 2);
+      for (int i = 0; i < in; ++i)
+        rounding += std::pow(w.value[static_cast<size_t>(o * in + i)] * slack[static_cast<size_t>(i)], 2);
       const double residual = x[static_cast<size_t>(r * in + o)];
       compare.add(got[static_cast<size_t>(r * out + o)], residual + e.y,
                   e.error + 4 * std::sqrt(rounding) + 0x1p-23 * (std::fabs(residual) + std::fabs(e.y)), r, o);
@@ -121,7 +127,8 @@ TEST_F(LinearDecodeTest, NormalisesInFrontAndAddsTheResidualBehind) {
 }
 
 TEST_F(LinearDecodeTest, TheRingServesLargeWeightsAndMasksPadding) {
-  const int in = 320, out = 16 * 130, n_tokens = 2000;  // one block: 130 tiles, more than fit its shared memory
+  const int in = 320, out = 16 * 130,
+            n_tokens = 2000;  // one block: 130 tiles, more than fit its shared memory
   Q4Weight w(random, out, in);
   DeviceBuffer<unsigned char> packed(w.packed);
   for (const int rows : {1, 2}) {
@@ -152,7 +159,8 @@ TEST_F(LinearDecodeTest, TheRingServesLargeWeightsAndMasksPadding) {
           EXPECT_EQ(got[static_cast<size_t>(r * out + o)], -INFINITY);
           continue;
         }
-        const auto e = w.multiply(o, std::span(xd).subspan(static_cast<size_t>(r * in), static_cast<size_t>(in)));
+        const auto e =
+            w.multiply(o, std::span(xd).subspan(static_cast<size_t>(r * in), static_cast<size_t>(in)));
         compare.add(got[static_cast<size_t>(r * out + o)], e.y, e.error, r, o);
       }
   }

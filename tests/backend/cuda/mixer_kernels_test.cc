@@ -22,13 +22,14 @@ class MixerDecodeTest : public KernelTest {
 TEST_F(MixerDecodeTest, DeltaMixerMatchesTheExactRecurrence) {
   constexpr size_t nk = 2, nv = 4, kHead = 128, channels = 4 * nk * kHead, width = nv * kHead;
   const size_t rows = 3, stride = channels + width + 2 * nv, n_slots = 4;
-  // Row 0: in place. Row 1: from slot 1 to slot 2. Row 2: from nothing to slot 3. The second round has tiny q and k,
-  // where the norm's epsilon shows.
+  // Row 0: in place. Row 1: from slot 1 to slot 2. Row 2: from nothing to slot 3. The second round has tiny q
+  // and k, where the norm's epsilon shows.
   const std::vector<int32_t> src = {0, 1, -1}, dst = {0, 2, 3};
   for (const float sigma : {1.0f, 0.002f}) {
     const auto in = random_bf16(rows * stride, sigma);
     const auto conv = random_bf16(channels * 4, 0.4f);
-    const auto a_log = random_floats(nv, -1, 1.5f), dt_bias = random_floats(nv, -2, 2), norm = random_floats(kHead, 0.5f, 1.5f);
+    const auto a_log = random_floats(nv, -1, 1.5f), dt_bias = random_floats(nv, -2, 2),
+               norm = random_floats(kHead, 0.5f, 1.5f);
     const auto conv_state = random_bf16(n_slots * 3 * channels, sigma);
     std::vector<float> state(n_slots * nv * kHead * kHead);
     for (auto& v : state) v = normal(0.3f);
@@ -66,11 +67,15 @@ TEST_F(MixerDecodeTest, DeltaMixerMatchesTheExactRecurrence) {
       for (size_t ch = 0; ch < channels; ++ch) {
         double sum = bf(conv[ch * 4 + 3]) * bf(in[t * stride + ch]);
         for (size_t i = 0; i < 3; ++i) {
-          const uint16_t old = src[t] < 0 ? uint16_t{0} : conv_state[(static_cast<size_t>(src[t]) * 3 + i) * channels + ch];
+          const uint16_t old =
+              src[t] < 0 ? uint16_t{0} : conv_state[(static_cast<size_t>(src[t]) * 3 + i) * channels + ch];
           sum += bf(conv[ch * 4 + i]) * bf(old);
-          const uint16_t expected = i == 2 ? in[t * stride + ch]
-                                           : (src[t] < 0 ? uint16_t{0} : conv_state[(static_cast<size_t>(src[t]) * 3 + i + 1) * channels + ch]);
-          EXPECT_EQ(got_conv[(static_cast<size_t>(dst[t]) * 3 + i) * channels + ch], expected) << t << " " << i << " " << ch;
+          const uint16_t expected =
+              i == 2 ? in[t * stride + ch]
+                     : (src[t] < 0 ? uint16_t{0}
+                                   : conv_state[(static_cast<size_t>(src[t]) * 3 + i + 1) * channels + ch]);
+          EXPECT_EQ(got_conv[(static_cast<size_t>(dst[t]) * 3 + i) * channels + ch], expected)
+              << t << " " << i << " " << ch;
         }
         mixed[ch] = bf16_rounded(static_cast<float>(silu_exact(sum)));
       }
@@ -91,8 +96,10 @@ TEST_F(MixerDecodeTest, DeltaMixerMatchesTheExactRecurrence) {
           k_norm += std::fabs(k[i]);
           q_norm += std::fabs(q[i]);
         }
-        const double a = bf(in[t * stride + channels + width + nv + h]) + dt_bias[h], b = bf(in[t * stride + channels + width + h]);
-        const double decay = std::exp(-std::exp(a_log[h]) * (std::max(a, 0.0) + std::log1p(std::exp(-std::fabs(a)))));
+        const double a = bf(in[t * stride + channels + width + nv + h]) + dt_bias[h],
+                     b = bf(in[t * stride + channels + width + h]);
+        const double decay =
+            std::exp(-std::exp(a_log[h]) * (std::max(a, 0.0) + std::log1p(std::exp(-std::fabs(a)))));
         const double beta = sigmoid_exact(b);
         double square = 0;
         std::vector<double> o_error(kHead);
@@ -100,19 +107,21 @@ TEST_F(MixerDecodeTest, DeltaMixerMatchesTheExactRecurrence) {
           std::vector<double> s(kHead, 0.0);
           double read = 0, size = 0;
           for (size_t i = 0; i < kHead; ++i) {
-            if (src[t] >= 0) s[i] = state[((static_cast<size_t>(src[t]) * nv + h) * kHead + col) * kHead + i] * decay;
+            if (src[t] >= 0)
+              s[i] = state[((static_cast<size_t>(src[t]) * nv + h) * kHead + col) * kHead + i] * decay;
             read += k[i] * s[i];
             size = std::max(size, std::fabs(s[i]));
           }
           const double v = mixed[2 * nk * kHead + h * kHead + col], delta = beta * (v - read);
-          // A convolved value next to a rounding boundary may differ by one bf16 step (2^-8 relative): rare, so its
-          // influence on a length of 128 values is taken as a few values' worth.
+          // A convolved value next to a rounding boundary may differ by one bf16 step (2^-8 relative): rare,
+          // so its influence on a length of 128 values is taken as a few values' worth.
           const double flip = 4 * 0x1p-8 * (std::fabs(delta) / 8 + size / 8 + std::fabs(v) / 4);
           for (size_t i = 0; i < kHead; ++i) {
             s[i] += k[i] * delta;
             o[col] += q[i] * s[i];
             c_state.add(got_state[((static_cast<size_t>(dst[t]) * nv + h) * kHead + col) * kHead + i], s[i],
-                        (size + std::fabs(delta)) * 0x1p-17 * (1 + k_norm) + flip, static_cast<int>(t), static_cast<int>(col));
+                        (size + std::fabs(delta)) * 0x1p-17 * (1 + k_norm) + flip, static_cast<int>(t),
+                        static_cast<int>(col));
           }
           o_error[col] = (size + std::fabs(delta)) * q_norm * 0x1p-17 * (1 + k_norm) + flip;
           square += o[col] * o[col];
@@ -124,7 +133,9 @@ TEST_F(MixerDecodeTest, DeltaMixerMatchesTheExactRecurrence) {
           const double gate = norm[col] * silu_exact(bf(in[t * stride + channels + h * kHead + col]));
           const double y_exact = o[col] * r * gate;
           c_y.add(bf(got_y[t * width + h * kHead + col]), y_exact,
-                  std::fabs(y_exact) * (kBf16Half + 0x1p-18 + r * mean_error) + r * o_error[col] * std::fabs(gate), static_cast<int>(t), static_cast<int>(col));
+                  std::fabs(y_exact) * (kBf16Half + 0x1p-18 + r * mean_error) +
+                      r * o_error[col] * std::fabs(gate),
+                  static_cast<int>(t), static_cast<int>(col));
         }
       }
     }
@@ -147,7 +158,10 @@ TEST_F(MixerDecodeTest, AttentionMatchesTheExactSoftmaxAndAppends) {
   const size_t cache_size = static_cast<size_t>(n_blocks) * hkv * 64 * D;
   std::vector<uint16_t> k(cache_size, 0xffff), v(cache_size, 0xffff);  // NaN wherever no position was written
   const auto cache_at = [&](size_t row, int32_t position) {
-    return (static_cast<size_t>(table[static_cast<size_t>(first[row]) + static_cast<size_t>(position / 64)]) * hkv * 64 + static_cast<size_t>(position % 64)) * D;
+    return (static_cast<size_t>(table[static_cast<size_t>(first[row]) + static_cast<size_t>(position / 64)]) *
+                hkv * 64 +
+            static_cast<size_t>(position % 64)) *
+           D;
   };
   for (size_t r = 0; r < rows; ++r)
     for (int32_t p = 0; p < positions[r]; ++p)
@@ -164,7 +178,8 @@ TEST_F(MixerDecodeTest, AttentionMatchesTheExactSoftmaxAndAppends) {
       rope[r * 32 + i] = {static_cast<float>(std::cos(angle)), static_cast<float>(std::sin(angle))};
     }
   DeviceBuffer<uint16_t> d_in(in), d_k(k), d_v(v), y(rows * hq * D);
-  DeviceBuffer<float> d_qn(q_norm), d_kn(k_norm), partial(attention_partial_floats(static_cast<int>(rows), hq));
+  DeviceBuffer<float> d_qn(q_norm), d_kn(k_norm),
+      partial(attention_partial_floats(static_cast<int>(rows), hq));
   DeviceBuffer<float2> d_rope(rope);
   DeviceBuffer<int32_t> d_first(first), d_table(table), d_positions(positions);
   DeviceBuffer<unsigned> counters(std::vector<unsigned>(rows * hq, 0));
@@ -202,7 +217,8 @@ TEST_F(MixerDecodeTest, AttentionMatchesTheExactSoftmaxAndAppends) {
     const double scale = 1 / std::sqrt(square / D + 1e-6);
     for (size_t i = 0; i < D; ++i) x[i] *= scale * weight[i];
     for (size_t i = 0; i < 32; ++i) {
-      const double angle = positions[row] * std::pow(1e7, -2.0 * static_cast<double>(i) / 64), a = x[i], b = x[i + 32];
+      const double angle = positions[row] * std::pow(1e7, -2.0 * static_cast<double>(i) / 64), a = x[i],
+                   b = x[i + 32];
       x[i] = a * std::cos(angle) - b * std::sin(angle);
       x[i + 32] = a * std::sin(angle) + b * std::cos(angle);
     }
@@ -212,7 +228,8 @@ TEST_F(MixerDecodeTest, AttentionMatchesTheExactSoftmaxAndAppends) {
   for (size_t r = 0; r < rows; ++r) {
     const auto new_k = prepare(r, r * stride + hq * 512, k_norm);
     for (size_t i = 0; i < D; ++i) {
-      c_k.add(to_float(Bf16{got_k[cache_at(r, positions[r]) + i]}), new_k[i], std::fabs(new_k[i]) * kBf16Half + 0x1p-16, static_cast<int>(r), static_cast<int>(i));
+      c_k.add(to_float(Bf16{got_k[cache_at(r, positions[r]) + i]}), new_k[i],
+              std::fabs(new_k[i]) * kBf16Half + 0x1p-16, static_cast<int>(r), static_cast<int>(i));
       EXPECT_EQ(got_v[cache_at(r, positions[r]) + i], in[r * stride + hq * 512 + hkv * D + i]);
     }
     for (size_t h = 0; h < hq; ++h) {
@@ -234,7 +251,8 @@ TEST_F(MixerDecodeTest, AttentionMatchesTheExactSoftmaxAndAppends) {
         score.push_back(s);
         largest = std::max(largest, s);
         // A q value next to a rounding boundary may be rounded the other way: 2^-8 of a few values' size.
-        score_error = std::max(score_error, std::sqrt(q_square * k_square) / 16 * (0x1p-18 + 0x1p-8 * 2 / 256));
+        score_error =
+            std::max(score_error, std::sqrt(q_square * k_square) / 16 * (0x1p-18 + 0x1p-8 * 2 / 256));
       }
       double sum = 0;
       for (double& s : score) sum += s = std::exp(s - largest);
@@ -247,7 +265,8 @@ TEST_F(MixerDecodeTest, AttentionMatchesTheExactSoftmaxAndAppends) {
         }
         const double gate = sigmoid_exact(to_float(Bf16{in[r * stride + h * 512 + 256 + i]}));
         c_y.add(to_float(Bf16{got[(r * hq + h) * D + i]}), o * gate,
-                gate * (std::fabs(o) * kBf16Half + size * (2 * score_error + 0x1p-16)), static_cast<int>(r * hq + h), static_cast<int>(i));
+                gate * (std::fabs(o) * kBf16Half + size * (2 * score_error + 0x1p-16)),
+                static_cast<int>(r * hq + h), static_cast<int>(i));
       }
     }
   }

@@ -15,7 +15,8 @@ class TokenTest : public KernelTest {
     std::vector<float> values, logsumexp;
     std::vector<int32_t> slots;
   };
-  Chosen choose(Choice choice, const std::vector<std::vector<float>>& rows, int n_tokens, const std::vector<SampleRow>& settings, int n_candidates = 0) {
+  Chosen choose(Choice choice, const std::vector<std::vector<float>>& rows, int n_tokens,
+                const std::vector<SampleRow>& settings, int n_candidates = 0) {
     const size_t outputs = rows.size(), vocab = rows[0].size();
     std::vector<float> logits;
     for (const auto& r : rows) {
@@ -24,8 +25,12 @@ class TokenTest : public KernelTest {
     }
     std::vector<int32_t> token_out;
     for (size_t o = 0; o < outputs; ++o) token_out.push_back(o == 1 ? -1 : static_cast<int32_t>(o));
-    DeviceBuffer<float> d_logits(logits), values(std::max<size_t>(1, outputs * static_cast<size_t>(n_candidates))), lse(outputs), chunk_max(outputs * kChunks), chunk_sum(outputs * kChunks);
-    DeviceBuffer<int32_t> tokens(outputs), ids(std::max<size_t>(1, outputs * static_cast<size_t>(n_candidates))), chunk_id(outputs * kChunks), out(token_out), slots(outputs);
+    DeviceBuffer<float> d_logits(logits),
+        values(std::max<size_t>(1, outputs * static_cast<size_t>(n_candidates))), lse(outputs),
+        chunk_max(outputs * kChunks), chunk_sum(outputs * kChunks);
+    DeviceBuffer<int32_t> tokens(outputs),
+        ids(std::max<size_t>(1, outputs * static_cast<size_t>(n_candidates))), chunk_id(outputs * kChunks),
+        out(token_out), slots(outputs);
     DeviceBuffer<uint64_t> weights(outputs * vocab);
     DeviceBuffer<StepCounts> counts(std::vector<StepCounts>{{1, static_cast<int32_t>(outputs), 1, n_tokens}});
     DeviceBuffer<SampleRow> sampling(settings.empty() ? std::vector<SampleRow>(1) : settings);
@@ -78,25 +83,29 @@ TEST_F(TokenTest, SamplesAsTheHostDoes) {
     float temperature, top_p, min_p;
     int top_k;
   };
-  for (const Case& c : {Case{1, 0.95f, 0, 20}, Case{0.6f, 1, 0.1f, 128}, Case{0, 1, 0, 20}, Case{0.7f, 0.8f, 0, 0}, Case{1.5f, 1, 0.02f, 300}, Case{1, 1, 0, 1}}) {
+  for (const Case& c : {Case{1, 0.95f, 0, 20}, Case{0.6f, 1, 0.1f, 128}, Case{0, 1, 0, 20},
+                        Case{0.7f, 0.8f, 0, 0}, Case{1.5f, 1, 0.02f, 300}, Case{1, 1, 0, 1}}) {
     std::vector<std::vector<float>> rows;
     std::vector<SampleRow> settings;
     for (uint32_t i = 0; i < 3; ++i) {
       rows.push_back(random_row(3000, i == 2 ? 0.5f : 3));
-      settings.push_back({c.temperature, c.top_p, c.min_p, c.top_k, 0x12345678u + i, 0x9abcu, 7 + i, 100 * i});
+      settings.push_back(
+          {c.temperature, c.top_p, c.min_p, c.top_k, 0x12345678u + i, 0x9abcu, 7 + i, 100 * i});
     }
     const auto got = choose(Choice::sample, rows, 2950, settings);
     for (size_t o = 0; o < rows.size(); ++o) {
       const auto real = std::span(rows[o]).first(2950);
       const uint64_t seed = uint64_t{settings[o].seed_high} << 32 | settings[o].seed_low;
       const float u = plan::uniform(seed, settings[o].sequence, settings[o].step);
-      EXPECT_EQ(got.tokens[o], plan::sample_token(real, {c.temperature, c.top_p, c.min_p, c.top_k}, u)) << "top_k " << c.top_k << " row " << o;
+      EXPECT_EQ(got.tokens[o], plan::sample_token(real, {c.temperature, c.top_p, c.min_p, c.top_k}, u))
+          << "top_k " << c.top_k << " row " << o;
     }
   }
 }
 
 TEST_F(TokenTest, CandidatesAreSortedWithTheirLogsumexp) {
-  std::vector<std::vector<float>> rows = {random_row(5000), random_row(5000, 0.01f), std::vector<float>(5000, 2.0f)};
+  std::vector<std::vector<float>> rows = {random_row(5000), random_row(5000, 0.01f),
+                                          std::vector<float>(5000, 2.0f)};
   for (size_t i = 0; i < 300; ++i) rows[1][i * 16] = 7;  // more equal logits than are wanted
   const auto got = choose(Choice::candidates, rows, 4990, {}, 64);
   for (size_t o = 0; o < rows.size(); ++o) {
@@ -119,7 +128,8 @@ TEST_F(TokenTest, EmbedsRowsFromIdsAndTokenSlots) {
   for (auto& b : biases) b = to_bf16(normal()).bits;
   std::vector<double> frequency;
   for (int i = 0; i < 32; ++i) frequency.push_back(std::pow(1e7, -2.0 * i / 64));
-  const std::vector<int32_t> tokens = {7, -1, 49}, token_in = {-1, 1, -1}, slots = {3, 11}, positions = {0, 262143, 1000};
+  const std::vector<int32_t> tokens = {7, -1, 49}, token_in = {-1, 1, -1}, slots = {3, 11},
+                             positions = {0, 262143, 1000};
   DeviceBuffer<uint32_t> d_codes(codes);
   DeviceBuffer<uint16_t> d_scales(scales), d_biases(biases);
   DeviceBuffer<double> d_frequency(frequency);
@@ -148,7 +158,9 @@ TEST_F(TokenTest, EmbedsRowsFromIdsAndTokenSlots) {
     for (size_t i = 0; i < hidden; ++i) {
       const size_t at = ids[r] * hidden + i;
       const float code = static_cast<float>(codes[at / 8] >> (4 * (at % 8)) & 15);
-      EXPECT_EQ(got[r * hidden + i], bf16_rounded(std::fma(to_float(Bf16{scales[at / 64]}), code, to_float(Bf16{biases[at / 64]})))) << r << " " << i;
+      EXPECT_EQ(got[r * hidden + i], bf16_rounded(std::fma(to_float(Bf16{scales[at / 64]}), code,
+                                                           to_float(Bf16{biases[at / 64]}))))
+          << r << " " << i;
     }
     for (size_t i = 0; i < 32; ++i) {
       EXPECT_NEAR(got_rope[r * 32 + i].x, std::cos(positions[r] * frequency[i]), 1e-6);

@@ -1,16 +1,15 @@
 // attention_decode. Grid: per row and KV head 120 splits of the cache in clusters of 8 blocks (an H200
 // holds 30 such clusters at once); how many splits are in use
-// follows from the position on the device, so the launch never changes. Bound by KV bytes, each read once for all 8
-// query heads of its KV head.
-// A warp takes 16 keys at a time straight from memory into mma.m16n8k16 fragments: the order of the 256 columns inside
-// a product is free, so a lane's 16 bytes of a key serve as B fragments of S = Q K^T (A: 8 heads, 8 rows unused), and
-// its 16 bytes of four values, halves regrouped, as A fragments of O^T = V^T P^T. P enters as two bf16 parts, so that
-// softmax and accumulation are fp32 in effect. Partial results meet warp -> block -> cluster -> last cluster to arrive,
-// each in a fixed order.
+// follows from the position on the device, so the launch never changes. Bound by KV bytes, each read once for
+// all 8 query heads of its KV head. A warp takes 16 keys at a time straight from memory into mma.m16n8k16
+// fragments: the order of the 256 columns inside a product is free, so a lane's 16 bytes of a key serve as B
+// fragments of S = Q K^T (A: 8 heads, 8 rows unused), and its 16 bytes of four values, halves regrouped, as A
+// fragments of O^T = V^T P^T. P enters as two bf16 parts, so that softmax and accumulation are fp32 in
+// effect. Partial results meet warp -> block -> cluster -> last cluster to arrive, each in a fixed order.
 #include "backend/cuda/kernels/attention_decode.h"
 
-#include "backend/cuda/kernels/launch.h"
 #include "backend/cuda/kernels/kv_address.h"
+#include "backend/cuda/kernels/launch.h"
 #include "backend/cuda/kernels/rope.h"
 
 namespace lily::cuda {
@@ -19,9 +18,9 @@ namespace {
 constexpr int kWarps = 4, kGroup = 8;  // query heads of a KV head
 constexpr unsigned kCluster = 8, kThreads = kWarps * 32;
 constexpr int kSplits = 120, kClusters = kSplits / static_cast<int>(kCluster);
-constexpr int kChunk = 16;            // keys of a warp's step
-constexpr int kMinChunks = kWarps;    // of a split
-constexpr int kRow = kHeadCols + 4;   // floats of a partial row: 256 values, maximum, sum, padding
+constexpr int kChunk = 16;           // keys of a warp's step
+constexpr int kMinChunks = kWarps;   // of a split
+constexpr int kRow = kHeadCols + 4;  // floats of a partial row: 256 values, maximum, sum, padding
 
 struct Shared {
   uint16_t q[kGroup][kHeadCols];        // scaled by 1/16
@@ -32,10 +31,14 @@ struct Shared {
 };
 
 // The column at place i of a partial row.
-__device__ __forceinline__ int fragment_column(int i) { return i / 64 * 64 + i % 8 * 8 + i / 16 % 4 * 2 + i / 8 % 2; }
+__device__ __forceinline__ int fragment_column(int i) {
+  return i / 64 * 64 + i % 8 * 8 + i / 16 % 4 * 2 + i / 8 % 2;
+}
 
 // What a partial sum with maximum m counts in a total with maximum top; parts without a key have none.
-__device__ __forceinline__ float share_of(float m, float top) { return m == -INFINITY ? 0.0f : exp_fast(m - top); }
+__device__ __forceinline__ float share_of(float m, float top) {
+  return m == -INFINITY ? 0.0f : exp_fast(m - top);
+}
 
 __global__ void __launch_bounds__(kThreads, 2) attention_decode(AttentionDecode p) {
   auto* s = reinterpret_cast<Shared*>(shared_memory());
@@ -64,17 +67,24 @@ __global__ void __launch_bounds__(kThreads, 2) attention_decode(AttentionDecode 
     const int head = kv_head * kGroup + h;
     uint4 q;
     if (p.prepare)
-      q = norm_and_rotate(p.q_gate + at + static_cast<size_t>(head) * 2 * kHeadCols, q_norm, p.epsilon, p.step.rope + row * 32);
+      q = norm_and_rotate(p.q_gate + at + static_cast<size_t>(head) * 2 * kHeadCols, q_norm, p.epsilon,
+                          p.step.rope + row * 32);
     else
-      q = load_l2(reinterpret_cast<const uint4*>(p.q + (static_cast<size_t>(row) * static_cast<size_t>(p.n_q_heads) + static_cast<size_t>(head)) * kHeadCols) + lane);
+      q = load_l2(
+          reinterpret_cast<const uint4*>(p.q + (static_cast<size_t>(row) * static_cast<size_t>(p.n_q_heads) +
+                                                static_cast<size_t>(head)) *
+                                                   kHeadCols) +
+          lane);
     const auto scaled = [](uint32_t w) { return bf16_pair(bf16_low(w) * 0.0625f, bf16_high(w) * 0.0625f); };
     reinterpret_cast<uint4*>(s->q[h])[lane] = make_uint4(scaled(q.x), scaled(q.y), scaled(q.z), scaled(q.w));
   }
   if (p.prepare && warp == 0 && split == n_splits - 1) {
     const size_t to = kv_offset(table, p.cache.n_kv_heads, kv_head, position);
     const size_t from = at + static_cast<size_t>(kv_head) * kHeadCols;
-    reinterpret_cast<uint4*>(p.cache.k + to)[lane] = norm_and_rotate(p.k + from, k_norm, p.epsilon, p.step.rope + row * 32);
-    reinterpret_cast<uint4*>(p.cache.v + to)[lane] = load_l2(reinterpret_cast<const uint4*>(p.v + from) + lane);
+    reinterpret_cast<uint4*>(p.cache.k + to)[lane] =
+        norm_and_rotate(p.k + from, k_norm, p.epsilon, p.step.rope + row * 32);
+    reinterpret_cast<uint4*>(p.cache.v + to)[lane] =
+        load_l2(reinterpret_cast<const uint4*>(p.v + from) + lane);
   }
   block_sync();
 
@@ -137,7 +147,8 @@ __global__ void __launch_bounds__(kThreads, 2) attention_decode(AttentionDecode 
       low[n] = bf16_pair(p0 - bf16_low(high[n]), p1 - bf16_high(high[n]));
     }
     // Accumulators hold heads 2 t and 2 t + 1; the shrink factors live with head g.
-    const float shrink0 = shuffle_from(shrink, static_cast<unsigned>(8 * t)), shrink1 = shuffle_from(shrink, static_cast<unsigned>(8 * t + 4));
+    const float shrink0 = shuffle_from(shrink, static_cast<unsigned>(8 * t)),
+                shrink1 = shuffle_from(shrink, static_cast<unsigned>(8 * t + 4));
     const uint4* value[4];
 #pragma unroll
     for (int n = 0; n < 2; ++n)
@@ -209,7 +220,8 @@ __global__ void __launch_bounds__(kThreads, 2) attention_decode(AttentionDecode 
   }
   cluster_sync();
 
-  // Block -> cluster: block r of the cluster has head r; a thread has places `thread` and thread + 128 of its row.
+  // Block -> cluster: block r of the cluster has head r; a thread has places `thread` and thread + 128 of its
+  // row.
   const int h = static_cast<int>(cluster_rank()), head = kv_head * kGroup + h;
   float value[2] = {0, 0}, top = -INFINITY, all = 0;
   {
@@ -274,9 +286,11 @@ __global__ void __launch_bounds__(kThreads, 2) attention_decode(AttentionDecode 
   for (int i = 0; i < 2; ++i) {
     const int column = fragment_column(thread + i * static_cast<int>(kThreads));
     float y = value[i] / all;
-    if (p.gate) y *= sigmoid(bf16_value(p.q_gate[at + static_cast<size_t>(head * 2 * kHeadCols + kHeadCols + column)]));
-    p.y[(static_cast<size_t>(row) * static_cast<size_t>(p.n_q_heads) + static_cast<size_t>(head)) * kHeadCols + static_cast<size_t>(column)] =
-        static_cast<uint16_t>(bf16_bits(y));
+    if (p.gate)
+      y *= sigmoid(bf16_value(p.q_gate[at + static_cast<size_t>(head * 2 * kHeadCols + kHeadCols + column)]));
+    p.y[(static_cast<size_t>(row) * static_cast<size_t>(p.n_q_heads) + static_cast<size_t>(head)) *
+            kHeadCols +
+        static_cast<size_t>(column)] = static_cast<uint16_t>(bf16_bits(y));
   }
 }
 

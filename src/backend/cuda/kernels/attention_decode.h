@@ -1,5 +1,5 @@
-// Gated attention of decode rows, each of its own sequence: head norms and rotation of q and k, append to the cache,
-// softmax(q k) v over all positions, output gate. Equations (7)-(12).
+// Gated attention of decode rows, each of its own sequence: head norms and rotation of q and k, append to the
+// cache, softmax(q k) v over all positions, output gate. Equations (7)-(12).
 #pragma once
 
 #include <cstddef>
@@ -12,12 +12,13 @@
 namespace lily::cuda {
 
 struct AttentionDecode {
-  const uint16_t* q_gate = nullptr;  // [rows, heads * 512] at stride: per head 256 query values, then 256 of the gate
+  const uint16_t* q_gate =
+      nullptr;  // [rows, heads * 512] at stride: per head 256 query values, then 256 of the gate
   const uint16_t *k = nullptr, *v = nullptr;  // [rows, kv heads * 256] at stride; read if `prepare`
   int64_t stride = 0;
-  const uint16_t* q = nullptr;     // [rows, heads * 256], normalised and rotated; read unless `prepare`
-  bool prepare = true;             // norm, rotate and append here; else QkPrepare has done so
-  bool gate = true;                // multiply by the gate's sigmoid
+  const uint16_t* q = nullptr;  // [rows, heads * 256], normalised and rotated; read unless `prepare`
+  bool prepare = true;          // norm, rotate and append here; else QkPrepare has done so
+  bool gate = true;             // multiply by the gate's sigmoid
   const float *q_norm = nullptr, *k_norm = nullptr;  // [256]
   float epsilon = 1e-6f;
   int n_q_heads = 0, rows = 1;  // 8 query heads a KV head

@@ -1,9 +1,9 @@
-// delta_mixer_decode. Grid: a cluster of 8 blocks a key head and row; block r owns 32 columns of the state of value
-// head 2 k + r / 4: 8 threads a column, 16 of its 128 values each, in registers. Bound by the state: read once (before
-// the wait: the previous token wrote it) and written once. Everything inside is fp32; the convolved values are rounded
-// to bf16 once, as is y.
-// Each block convolves the q and k channels of its key head again, which is cheaper than exchanging them. All blocks
-// have read the convolution state when the cluster meets for the norm's sum, so it may be overwritten in place then.
+// delta_mixer_decode. Grid: a cluster of 8 blocks a key head and row; block r owns 32 columns of the state of
+// value head 2 k + r / 4: 8 threads a column, 16 of its 128 values each, in registers. Bound by the state:
+// read once (before the wait: the previous token wrote it) and written once. Everything inside is fp32; the
+// convolved values are rounded to bf16 once, as is y. Each block convolves the q and k channels of its key
+// head again, which is cheaper than exchanging them. All blocks have read the convolution state when the
+// cluster meets for the norm's sum, so it may be overwritten in place then.
 #include "backend/cuda/kernels/delta_decode.h"
 
 #include "backend/cuda/kernels/launch.h"
@@ -36,9 +36,10 @@ __device__ __forceinline__ Channel load_channel(const DeltaDecode& p, int channe
   c.w[3] = bf16_high(w.y);
 #pragma unroll
   for (int i = 0; i < 3; ++i) {
-    c.old_bits[i] = src < 0 ? uint16_t{0}
-                            : p.conv_state[static_cast<size_t>(src) * static_cast<size_t>(p.conv_slot_stride) +
-                                           static_cast<size_t>(i * channels + channel)];
+    c.old_bits[i] = src < 0
+                        ? uint16_t{0}
+                        : p.conv_state[static_cast<size_t>(src) * static_cast<size_t>(p.conv_slot_stride) +
+                                       static_cast<size_t>(i * channels + channel)];
     c.old[i] = bf16_value(c.old_bits[i]);
   }
   return c;
@@ -49,9 +50,10 @@ __device__ __forceinline__ float convolve(const Channel& c, float now) {
   return bf16_value(static_cast<uint16_t>(bf16_bits(silu(sum))));
 }
 
-__device__ __forceinline__ void shift_channel(const DeltaDecode& p, const Channel& c, int channel, int dst, int channels,
-                                              uint16_t now) {
-  uint16_t* state = p.conv_state + static_cast<size_t>(dst) * static_cast<size_t>(p.conv_slot_stride) + channel;
+__device__ __forceinline__ void shift_channel(const DeltaDecode& p, const Channel& c, int channel, int dst,
+                                              int channels, uint16_t now) {
+  uint16_t* state =
+      p.conv_state + static_cast<size_t>(dst) * static_cast<size_t>(p.conv_slot_stride) + channel;
   state[0] = c.old_bits[1];
   state[channels] = c.old_bits[2];
   state[2 * static_cast<size_t>(channels)] = now;
@@ -65,19 +67,25 @@ __global__ void __launch_bounds__(kThreads) delta_mixer_decode(DeltaDecode p) {
   const int key_width = p.n_key_heads * kHead, channels = 4 * key_width;
   const int src = p.step.state_src[row], dst = p.step.state_dst[row];
 
-  // Static data and the state: before the wait.
+  // Static data and the state: before the wait, unless the kernel in front is still writing it.
+  if (p.state_in_flight) pdl_wait();
   const int qk_channel = (thread < kHead ? 0 : key_width - kHead) + key_head * kHead + thread;
   const int v_channel = 2 * key_width + head * kHead + part * kColumns + thread;
   const Channel qk = load_channel(p, qk_channel, src, channels);
   Channel v{};
   if (thread < kColumns) v = load_channel(p, v_channel, src, channels);
   const int column = thread / 8, lane8 = thread % 8;
-  const size_t in_state = (static_cast<size_t>(head) * kHead + static_cast<size_t>(part * kColumns + column)) * kHead + static_cast<size_t>(4 * lane8);
+  const size_t in_state =
+      (static_cast<size_t>(head) * kHead + static_cast<size_t>(part * kColumns + column)) * kHead +
+      static_cast<size_t>(4 * lane8);
   float4 state[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i)
-    state[i] = src < 0 ? make_float4(0, 0, 0, 0)
-                       : load_l2(reinterpret_cast<const float4*>(p.delta_state + static_cast<size_t>(src) * static_cast<size_t>(p.delta_slot_stride) + in_state + static_cast<size_t>(32 * i)));
+    state[i] = src < 0
+                   ? make_float4(0, 0, 0, 0)
+                   : load_l2(reinterpret_cast<const float4*>(
+                         p.delta_state + static_cast<size_t>(src) * static_cast<size_t>(p.delta_slot_stride) +
+                         in_state + static_cast<size_t>(32 * i)));
   const float decay_rate = expf(p.a_log[head]), dt_bias = p.dt_bias[head];
   const float norm = thread < kColumns ? p.norm[part * kColumns + thread] : 0.0f;
   pdl_wait();
@@ -118,7 +126,8 @@ __global__ void __launch_bounds__(kThreads) delta_mixer_decode(DeltaDecode p) {
     state[i].y *= decay;
     state[i].z *= decay;
     state[i].w *= decay;
-    read = fmaf(k[i].x, state[i].x, fmaf(k[i].y, state[i].y, fmaf(k[i].z, state[i].z, fmaf(k[i].w, state[i].w, read))));
+    read = fmaf(k[i].x, state[i].x,
+                fmaf(k[i].y, state[i].y, fmaf(k[i].z, state[i].z, fmaf(k[i].w, state[i].w, read))));
   }
 #pragma unroll
   for (int m = 1; m < 8; m <<= 1) read += shuffle_xor(read, m);
@@ -137,7 +146,9 @@ __global__ void __launch_bounds__(kThreads) delta_mixer_decode(DeltaDecode p) {
   for (int m = 1; m < 8; m <<= 1) o += shuffle_xor(o, m);
 #pragma unroll
   for (int i = 0; i < 4; ++i)
-    *reinterpret_cast<float4*>(p.delta_state + static_cast<size_t>(dst) * static_cast<size_t>(p.delta_slot_stride) + in_state + static_cast<size_t>(32 * i)) = state[i];
+    *reinterpret_cast<float4*>(p.delta_state +
+                               static_cast<size_t>(dst) * static_cast<size_t>(p.delta_slot_stride) +
+                               in_state + static_cast<size_t>(32 * i)) = state[i];
   if (lane8 == 0) s->o[column] = o;
   block_sync();
   if (thread < 32) {
@@ -150,10 +161,12 @@ __global__ void __launch_bounds__(kThreads) delta_mixer_decode(DeltaDecode p) {
     shift_channel(p, v, v_channel, dst, channels, v_now);
     float sum = 0;
 #pragma unroll
-    for (int i = 0; i < kParts; ++i) sum += cluster_read(&s->o_square, static_cast<unsigned>(rank / kParts * kParts + i));
+    for (int i = 0; i < kParts; ++i)
+      sum += cluster_read(&s->o_square, static_cast<unsigned>(rank / kParts * kParts + i));
     const float r = reciprocal_sqrt(sum / kHead + p.epsilon);
     const int col = part * kColumns + thread;
-    p.y[static_cast<size_t>(row) * static_cast<size_t>(2 * key_width) + static_cast<size_t>(head * kHead + col)] =
+    p.y[static_cast<size_t>(row) * static_cast<size_t>(2 * key_width) +
+        static_cast<size_t>(head * kHead + col)] =
         static_cast<uint16_t>(bf16_bits(s->o[thread] * r * norm * silu(bf16_value(z_bits))));
   }
   cluster_sync();  // nobody leaves while its shared memory may be read

@@ -1,5 +1,5 @@
-// The instructions that kernels use beyond plain C++, one function each: PTX on the device, plain C++ where the
-// kernels run emulated on the CPU (tests/backend/cuda/emulation).
+// The instructions that kernels use beyond plain C++, one function each: PTX on the device, plain C++ where
+// the kernels run emulated on the CPU (tests/backend/cuda/emulation).
 #pragma once
 
 #include <cstdint>
@@ -60,7 +60,8 @@ inline T shuffle_xor(T value, unsigned mask) {
 }
 inline uint32_t warp_ballot(bool vote) {
   uint32_t set = 0;
-  for (unsigned lane = 0; lane < 32; ++lane) set |= static_cast<uint32_t>(shuffle_from<int>(vote, lane)) << lane;
+  for (unsigned lane = 0; lane < 32; ++lane)
+    set |= static_cast<uint32_t>(shuffle_from<int>(vote, lane)) << lane;
   return set;
 }
 inline int count_bits(uint32_t x) { return __builtin_popcount(x); }
@@ -76,7 +77,8 @@ inline int block_count(bool vote) {  // threads of the block that vote, to all o
 }
 
 // D += A (16 x 16) * B (16 x 8), bf16 with fp32 accumulation; the fragment layout of mma.m16n8k16.
-inline void mma_16816(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+inline void mma_16816(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                      uint32_t b1) {
   emulated::Thread& t = emulated::current();
   const uint32_t mine[6] = {a0, a1, a2, a3, b0, b1};
   memcpy(t.warp->slot[t.lane], mine, sizeof mine);
@@ -101,7 +103,8 @@ inline void mma_16816(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint
 }
 
 // D += A (16 x 32, unsigned bytes) * B (32 x 8, signed bytes), exact; the fragment layout of mma.m16n8k32.
-inline void mma_16832(int32_t (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+inline void mma_16832(int32_t (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                      uint32_t b1) {
   emulated::Thread& t = emulated::current();
   const uint32_t mine[6] = {a0, a1, a2, a3, b0, b1};
   memcpy(t.warp->slot[t.lane], mine, sizeof mine);
@@ -110,7 +113,8 @@ inline void mma_16832(int32_t (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, ui
   for (int i = 0; i < 4; ++i) {
     const unsigned n = col + (i & 1);
     for (unsigned k = 0; k < 32; ++k) {
-      const unsigned char* a = t.warp->slot[row * 4 + k % 16 / 4] + 4 * ((i >= 2 ? 1 : 0) + (k >= 16 ? 2 : 0));
+      const unsigned char* a =
+          t.warp->slot[row * 4 + k % 16 / 4] + 4 * ((i >= 2 ? 1 : 0) + (k >= 16 ? 2 : 0));
       const unsigned char* b = t.warp->slot[n * 4 + k % 16 / 4] + 4 * (k >= 16 ? 5 : 4);
       c[i] += static_cast<int32_t>(a[k % 4]) * static_cast<signed char>(b[k % 4]);
     }
@@ -156,7 +160,9 @@ inline unsigned fetch_add_acq_rel(unsigned* counter, unsigned n) {
 inline int32_t round_to_int(float x) { return static_cast<int32_t>(lrintf(x)); }
 inline float exp_fast(float x) { return expf(x); }
 inline float reciprocal_sqrt(float x) { return 1.0f / sqrtf(x); }
-inline uint32_t multiply_high(uint32_t a, uint32_t b) { return static_cast<uint32_t>((uint64_t{a} * b) >> 32); }
+inline uint32_t multiply_high(uint32_t a, uint32_t b) {
+  return static_cast<uint32_t>((uint64_t{a} * b) >> 32);
+}
 inline uint32_t pick_halves(uint32_t a, uint32_t b, bool high) {
   return high ? (a >> 16) | (b & 0xffff0000u) : (a & 0xffffu) | b << 16;
 }
@@ -178,9 +184,12 @@ __device__ __forceinline__ unsigned lane_id() { return threadIdx.x & 31; }
 __device__ __forceinline__ void block_sync() { __syncthreads(); }
 __device__ __forceinline__ void warp_sync() { __syncwarp(); }
 
-// Programmatic dependent launch: everything before the wait may touch only memory that no unfinished kernel writes.
+// Programmatic dependent launch: everything before the wait may touch only memory that no unfinished kernel
+// writes.
 __device__ __forceinline__ void pdl_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-__device__ __forceinline__ void pdl_trigger() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ __forceinline__ void pdl_trigger() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
 
 template <typename T>
 __device__ __forceinline__ T shuffle_from(T value, unsigned source) {
@@ -225,7 +234,8 @@ __device__ __forceinline__ void mbarrier_init_fence() {
 }
 // Arrives once and makes the barrier wait for so many copied bytes as well.
 __device__ __forceinline__ void mbarrier_expect(MBarrier* b, unsigned bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes) : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes)
+               : "memory");
 }
 __device__ __forceinline__ void mbarrier_wait(MBarrier* b, unsigned parity) {
   asm volatile(
@@ -235,15 +245,17 @@ __device__ __forceinline__ void mbarrier_wait(MBarrier* b, unsigned parity) {
       "@done bra over;\n"
       "bra again;\n"
       "over:\n"
-      "}" ::"r"(shared_address(b)), "r"(parity) : "memory");
+      "}" ::"r"(shared_address(b)),
+      "r"(parity)
+      : "memory");
 }
 // Asynchronous copy of weights to shared memory; both addresses and the size are multiples of 16.
 __device__ __forceinline__ void bulk_copy(void* shared, const void* global, unsigned bytes, MBarrier* b) {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-          shared_address(shared)),
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
+      "[%3], %4;" ::"r"(shared_address(shared)),
       "l"(global), "r"(bytes), "r"(shared_address(b)), "l"(policy)
       : "memory");
 }
@@ -271,7 +283,9 @@ __device__ __forceinline__ float load_l2(const float* p) { return __ldcg(p); }
 __device__ __forceinline__ float4 load_l2(const float4* p) { return __ldcg(p); }
 __device__ __forceinline__ uint32_t load_l2(const uint32_t* p) { return __ldcg(p); }
 __device__ __forceinline__ int shared_fetch_add(int* counter, int n) { return atomicAdd(counter, n); }
-__device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+__device__ __forceinline__ void prefetch_l2(const void* p) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
 __device__ __forceinline__ unsigned fetch_add_acq_rel(unsigned* counter, unsigned n) {
   unsigned old;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(counter), "r"(n) : "memory");

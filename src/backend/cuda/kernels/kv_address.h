@@ -7,10 +7,12 @@
 namespace lily::cuda {
 
 // Elements from the start of k or v to a position's 256 values.
-__device__ __forceinline__ size_t kv_offset(const int32_t* block_table, int n_kv_heads, int head, int position) {
+__device__ __forceinline__ size_t kv_offset(const int32_t* block_table, int n_kv_heads, int head,
+                                            int position) {
   const size_t block = static_cast<size_t>(block_table[position / kKvBlock]);
   return ((block * static_cast<size_t>(n_kv_heads) + static_cast<size_t>(head)) * kKvBlock +
-          static_cast<size_t>(position % kKvBlock)) * kHeadCols;
+          static_cast<size_t>(position % kKvBlock)) *
+         kHeadCols;
 }
 
 }  // namespace lily::cuda

@@ -1,4 +1,5 @@
-// Launching a kernel that takes one parameter struct: on a stream (or into a graph under capture), or emulated.
+// Launching a kernel that takes one parameter struct: on a stream (or into a graph under capture), or
+// emulated.
 #pragma once
 
 #include "backend/cuda/kernels/device_ops.h"
@@ -22,10 +23,13 @@ void launch(void (*kernel)(Params), const Params& params, const LaunchShape& sha
   emulated::run_grid(shape.grid, shape.threads, shape.cluster, shape.shared_bytes, [&] { kernel(params); });
 #else
   if (shape.shared_bytes > (48u << 10))
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.shared_bytes)),
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(shape.shared_bytes)),
           "raising a kernel's shared memory limit");
-  // One split of L1 and shared memory for all kernels: where it changes, an SM drains before the next kernel may start.
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
+  // One split of L1 and shared memory for all kernels: where it changes, an SM drains before the next kernel
+  // may start.
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                             cudaSharedmemCarveoutMaxShared),
         "choosing a kernel's shared memory split");
   cudaLaunchConfig_t config{};
   config.gridDim = shape.grid;

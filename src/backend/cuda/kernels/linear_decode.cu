@@ -1,7 +1,8 @@
-// linear_q4_decode. Grid: one block of 16 warps an SM, each with consecutive 16-row tiles of the row-concatenated
-// weight. Bound by weight bytes: a block asks the copy engine for all its tiles before it waits for the kernel in
-// front, stages (and normalises) the activation, then multiplies tile after tile as they arrive.
-// Weights too large for that (the head) go through a ring of slots, one ring a warp, and need no sums between warps.
+// linear_q4_decode. Grid: one block of 16 warps an SM, each with consecutive 16-row tiles of the
+// row-concatenated weight. Bound by weight bytes: a block asks the copy engine for all its tiles before it
+// waits for the kernel in front, stages (and normalises) the activation, then multiplies tile after tile as
+// they arrive. Weights too large for that (the head) go through a ring of slots, one ring a warp, and need no
+// sums between warps.
 #include "backend/cuda/kernels/linear_decode.h"
 
 #include "backend/cuda/kernels/launch.h"
@@ -14,28 +15,32 @@ constexpr int kWarps = 16;
 constexpr unsigned kThreads = kWarps * 32;
 constexpr unsigned kSharedLimit = 224 << 10;  // bytes of dynamic shared memory a block may ask for
 constexpr int kMaxTilesPerBlock = 16;
-constexpr int kRingGroups = 4;   // records of a ring slot
-constexpr int kRingSlots = 4;    // slots of a warp
+constexpr int kRingGroups = 4;  // records of a ring slot
+constexpr int kRingSlots = 4;   // slots of a warp
 
 // Shared memory, in this order.
 struct Layout {
   unsigned records, x, sums, partial, scratch, barriers, total;
 };
 __host__ __device__ Layout layout(const LinearDecode& p, int padded_rows, bool ring) {
-  const unsigned n_groups = static_cast<unsigned>(p.in / kGroupCols), rows = static_cast<unsigned>(padded_rows);
+  const unsigned n_groups = static_cast<unsigned>(p.in / kGroupCols),
+                 rows = static_cast<unsigned>(padded_rows);
   Layout l{};
   l.records = 0;
   l.x = ring ? kWarps * kRingSlots * kRingGroups * kRecordBytes
              : static_cast<unsigned>(p.tiles_per_block) * n_groups * kRecordBytes;
   l.sums = l.x + rows * staged_row_bytes(p.in);
   l.partial = l.sums + (rows * n_groups * 8 + 15) / 16 * 16;
-  l.scratch = l.partial + (ring ? 0u : static_cast<unsigned>(p.tiles_per_block * p.units_per_tile) * rows * kTileRows * 4);
+  l.scratch =
+      l.partial +
+      (ring ? 0u : static_cast<unsigned>(p.tiles_per_block * p.units_per_tile) * rows * kTileRows * 4);
   l.barriers = l.scratch + 128;
   l.total = l.barriers + (ring ? kWarps * kRingSlots : kMaxTilesPerBlock) * 8u;
   return l;
 }
 
-__device__ __forceinline__ const unsigned char* tile_records(const LinearDecode& p, int tile, int* piece, int* first_row) {
+__device__ __forceinline__ const unsigned char* tile_records(const LinearDecode& p, int tile, int* piece,
+                                                             int* first_row) {
   int i = 0;
   while (true) {
     const int n = (p.pieces[i].n_rows + kTileRows - 1) / kTileRows;
@@ -45,26 +50,31 @@ __device__ __forceinline__ const unsigned char* tile_records(const LinearDecode&
   }
   *piece = i;
   *first_row = tile * kTileRows;
-  return p.pieces[i].records + static_cast<size_t>(tile) * static_cast<size_t>(p.in / kGroupCols) * kRecordBytes;
+  return p.pieces[i].records +
+         static_cast<size_t>(tile) * static_cast<size_t>(p.in / kGroupCols) * kRecordBytes;
 }
 
 template <int kRows>
-__device__ __forceinline__ void stage(const LinearDecode& p, const NormPart& norm, unsigned char* shared, const Layout& l) {
+__device__ __forceinline__ void stage(const LinearDecode& p, const NormPart& norm, unsigned char* shared,
+                                      const Layout& l) {
   auto* scales = reinterpret_cast<GroupScale*>(shared + l.sums);
   for (int r = 0; r < kRows; ++r) {
     unsigned char* staged = shared + l.x + static_cast<unsigned>(r) * staged_row_bytes(p.in);
     if (r >= p.rows) {  // columns of B without a row: their sums are not stored
-      for (unsigned i = threadIdx.x; i < static_cast<unsigned>(p.in) / 2; i += kThreads) reinterpret_cast<uint32_t*>(staged)[i] = 0;
-      for (unsigned i = threadIdx.x; i < static_cast<unsigned>(p.in / kGroupCols); i += kThreads) scales[i * kRows + static_cast<unsigned>(r)] = make_float2(0, 0);
+      for (unsigned i = threadIdx.x; i < static_cast<unsigned>(p.in) / 2; i += kThreads)
+        reinterpret_cast<uint32_t*>(staged)[i] = 0;
+      for (unsigned i = threadIdx.x; i < static_cast<unsigned>(p.in / kGroupCols); i += kThreads)
+        scales[i * kRows + static_cast<unsigned>(r)] = make_float2(0, 0);
       continue;
     }
     const size_t offset = static_cast<size_t>(r) * static_cast<size_t>(p.x_stride);
     const void* row = p.x_f32 ? static_cast<const void*>(static_cast<const float*>(p.x) + offset)
                               : static_cast<const void*>(static_cast<const uint16_t*>(p.x) + offset);
     if (p.norm != nullptr)
-      stage_norm_part(norm_row(row, p.x_f32, norm, p.in, p.epsilon, reinterpret_cast<float*>(shared + l.scratch)), p.in, staged, scales + r, kRows);
-    else
-      stage_bf16_row(static_cast<const uint16_t*>(row), p.in, staged, scales + r, kRows);
+      stage_norm_part(
+          norm_row(row, p.x_f32, norm, p.in, p.epsilon, reinterpret_cast<float*>(shared + l.scratch)), p.in,
+          staged, scales + r, kRows);
+    else stage_bf16_row(static_cast<const uint16_t*>(row), p.in, staged, scales + r, kRows);
   }
 }
 
@@ -106,10 +116,14 @@ __global__ void __launch_bounds__(kThreads) linear_q4_decode(LinearDecode p) {
     return weight_row < p.pieces[piece].n_rows ? p.pieces[piece].first_col + weight_row : -1;
   };
   const auto residual_at = [&](int row, int col) {
-    return p.residual_in == nullptr || col < 0 ? 0.0f : load_l2(p.residual_in + static_cast<size_t>(row) * static_cast<size_t>(p.y_stride) + static_cast<size_t>(col));
+    return p.residual_in == nullptr || col < 0
+               ? 0.0f
+               : load_l2(p.residual_in + static_cast<size_t>(row) * static_cast<size_t>(p.y_stride) +
+                         static_cast<size_t>(col));
   };
   constexpr int kTilesAtOnce = static_cast<int>(kThreads) / kTileRows;
-  const int my_tile = static_cast<int>(threadIdx.x) / kTileRows;  // and every kTilesAtOnce-th from there, row by row
+  const int my_tile =
+      static_cast<int>(threadIdx.x) / kTileRows;  // and every kTilesAtOnce-th from there, row by row
   int col = my_tile < n_tiles ? column_of(my_tile) : -1;
   const NormPart norm = load_norm_weight(p.norm, p.in);
   pdl_wait();
@@ -127,9 +141,9 @@ __global__ void __launch_bounds__(kThreads) linear_q4_decode(LinearDecode p) {
     const int first = in_tile * p.groups_per_unit;
     const int n = n_groups - first < p.groups_per_unit ? n_groups - first : p.groups_per_unit;
     mbarrier_wait(&barriers[tile], 0);
-    const auto sum = sum_groups<kRows>(shared + static_cast<unsigned>(tile) * tile_bytes + static_cast<unsigned>(first) * kRecordBytes, n,
-                                       shared + l.x + first * 2 * kGroupCols, staged_row_bytes(p.in),
-                                       scales + first * kRows);
+    const auto sum = sum_groups<kRows>(
+        shared + static_cast<unsigned>(tile) * tile_bytes + static_cast<unsigned>(first) * kRecordBytes, n,
+        shared + l.x + first * 2 * kGroupCols, staged_row_bytes(p.in), scales + first * kRows);
     store_unit<kRows>(sum, partial + unit * kRows * kTileRows);
   }
   block_sync();
@@ -140,7 +154,8 @@ __global__ void __launch_bounds__(kThreads) linear_q4_decode(LinearDecode p) {
         residual = residual_at(row, col);
       }
       if (col < 0) continue;
-      const float* first_unit = partial + (i * p.units_per_tile * kRows + row) * kTileRows + static_cast<int>(threadIdx.x) % kTileRows;
+      const float* first_unit = partial + (i * p.units_per_tile * kRows + row) * kTileRows +
+                                static_cast<int>(threadIdx.x) % kTileRows;
       finish(p, col, row, sum_units(first_unit, p.units_per_tile, kRows * kTileRows), residual);
     }
 }
@@ -155,17 +170,20 @@ __global__ void __launch_bounds__(kThreads) linear_q4_decode_ring(LinearDecode p
   unsigned char* ring = shared + warp * kRingSlots * kSlotBytes;
   auto* barriers = reinterpret_cast<MBarrier*>(shared + l.barriers) + warp * kRingSlots;
   const int n_groups = p.in / kGroupCols, slots_per_tile = (n_groups + kRingGroups - 1) / kRingGroups;
-  const int first_tile = static_cast<int>(blockIdx.x * kWarps + warp), step = static_cast<int>(gridDim.x) * kWarps;
+  const int first_tile = static_cast<int>(blockIdx.x * kWarps + warp),
+            step = static_cast<int>(gridDim.x) * kWarps;
   const int my_tiles = first_tile < p.n_tiles ? (p.n_tiles - first_tile + step - 1) / step : 0;
   const int n_slots = my_tiles * slots_per_tile;
   const auto request = [&](int slot) {  // by one lane
     const int tile = first_tile + slot / slots_per_tile * step, first = slot % slots_per_tile * kRingGroups;
     const int n = n_groups - first < kRingGroups ? n_groups - first : kRingGroups;
     int piece, row;
-    const unsigned char* records = tile_records(p, tile, &piece, &row) + static_cast<size_t>(first) * kRecordBytes;
+    const unsigned char* records =
+        tile_records(p, tile, &piece, &row) + static_cast<size_t>(first) * kRecordBytes;
     MBarrier* b = &barriers[slot % kRingSlots];
     mbarrier_expect(b, static_cast<unsigned>(n) * kRecordBytes);
-    bulk_copy(ring + static_cast<unsigned>(slot % kRingSlots) * kSlotBytes, records, static_cast<unsigned>(n) * kRecordBytes, b);
+    bulk_copy(ring + static_cast<unsigned>(slot % kRingSlots) * kSlotBytes, records,
+              static_cast<unsigned>(n) * kRecordBytes, b);
   };
   if (lane == 0) {
     for (int i = 0; i < kRingSlots; ++i) mbarrier_init(&barriers[i], 1);
@@ -184,8 +202,9 @@ __global__ void __launch_bounds__(kThreads) linear_q4_decode_ring(LinearDecode p
     const int first = slot % slots_per_tile * kRingGroups;
     const int n = n_groups - first < kRingGroups ? n_groups - first : kRingGroups;
     mbarrier_wait(&barriers[slot % kRingSlots], static_cast<unsigned>(slot / kRingSlots) & 1);
-    const auto sum = sum_groups<kRows>(ring + static_cast<unsigned>(slot % kRingSlots) * kSlotBytes, n, shared + l.x + first * 2 * kGroupCols,
-                                       staged_row_bytes(p.in), scales + first * kRows);
+    const auto sum = sum_groups<kRows>(ring + static_cast<unsigned>(slot % kRingSlots) * kSlotBytes, n,
+                                       shared + l.x + first * 2 * kGroupCols, staged_row_bytes(p.in),
+                                       scales + first * kRows);
 #pragma unroll
     for (int h = 0; h < UnitSum<kRows>::kHalves; ++h) {
       total.acc[h][0] += sum.acc[h][0];
@@ -203,7 +222,8 @@ __global__ void __launch_bounds__(kThreads) linear_q4_decode_ring(LinearDecode p
       if (row_in_weight >= p.pieces[piece].n_rows) continue;
       const int col = p.pieces[piece].first_col + row_in_weight;
       const auto finish_row = [&](int row, float y) {
-        const size_t at = static_cast<size_t>(row) * static_cast<size_t>(p.y_stride) + static_cast<size_t>(col);
+        const size_t at =
+            static_cast<size_t>(row) * static_cast<size_t>(p.y_stride) + static_cast<size_t>(col);
         finish(p, col, row, y, p.residual_in == nullptr ? 0.0f : p.residual_in[at]);
       };
 #pragma unroll
@@ -231,9 +251,11 @@ void launch_linear_decode(LinearDecode p, int n_sms, cudaStream_t stream) {
   const bool ring = p.tiles_per_block > kMaxTilesPerBlock || layout(p, kMaxRows, false).total > kSharedLimit;
   LaunchShape shape;
   shape.threads = kThreads;
-  shape.grid = dim3(static_cast<unsigned>(ring ? n_sms : (p.n_tiles + p.tiles_per_block - 1) / p.tiles_per_block));
+  shape.grid =
+      dim3(static_cast<unsigned>(ring ? n_sms : (p.n_tiles + p.tiles_per_block - 1) / p.tiles_per_block));
   shape.shared_bytes = layout(p, padded, ring).total;
-  if (ring) launch(p.rows == 1 ? linear_q4_decode_ring<1> : linear_q4_decode_ring<kMaxRows>, p, shape, stream);
+  if (ring)
+    launch(p.rows == 1 ? linear_q4_decode_ring<1> : linear_q4_decode_ring<kMaxRows>, p, shape, stream);
   else launch(p.rows == 1 ? linear_q4_decode<1> : linear_q4_decode<kMaxRows>, p, shape, stream);
 }
 

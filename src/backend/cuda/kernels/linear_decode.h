@@ -1,5 +1,5 @@
-// y = x * W^T for 1 to 8 rows and one or several 4-bit weights whose output rows follow one another in y, optionally
-// with RMSNorm in front of it or a residual added behind it.
+// y = x * W^T for 1 to 8 rows and one or several 4-bit weights whose output rows follow one another in y,
+// optionally with RMSNorm in front of it or a residual added behind it.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,8 @@ struct LinearDecode {
   void* y = nullptr;  // [rows, ...] at y_stride; bf16 unless y_f32
   int64_t y_stride = 0;
   bool y_f32 = false;
-  const float* residual_in = nullptr;  // not null: residual_out = residual_in + product, both [rows, y_stride], y unused
+  const float* residual_in =
+      nullptr;  // not null: residual_out = residual_in + product, both [rows, y_stride], y unused
   float* residual_out = nullptr;
   int n_tokens = 0;  // not 0: columns from here on become -infinity (padding rows of the vocabulary)
 

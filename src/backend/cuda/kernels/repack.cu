@@ -15,7 +15,8 @@ __global__ void __launch_bounds__(kThreads) repack_q4(RepackQ4 p) {
   pdl_trigger();
   const size_t groups = static_cast<size_t>(p.cols) / kGroupCols, row_words = static_cast<size_t>(p.cols) / 8;
   const size_t n = static_cast<size_t>((p.rows + kTileRows - 1) / kTileRows) * groups * kWords;
-  for (size_t i = blockIdx.x * static_cast<size_t>(kThreads) + threadIdx.x; i < n; i += static_cast<size_t>(gridDim.x) * kThreads) {
+  for (size_t i = blockIdx.x * static_cast<size_t>(kThreads) + threadIdx.x; i < n;
+       i += static_cast<size_t>(gridDim.x) * kThreads) {
     const size_t record = i / kWords, tile = record / groups, group = record % groups;
     const int word = static_cast<int>(i % kWords);
     uint32_t out = 0;
@@ -36,7 +37,8 @@ __global__ void __launch_bounds__(kThreads) repack_q4(RepackQ4 p) {
     } else {
       const int at = word - kCodeWords;
       const size_t row = tile * kTileRows + static_cast<size_t>(at / 2 + 8 * (at % 2));
-      if (row < static_cast<size_t>(p.rows)) out = p.scales[row * groups + group] | static_cast<uint32_t>(p.biases[row * groups + group]) << 16;
+      if (row < static_cast<size_t>(p.rows))
+        out = p.scales[row * groups + group] | static_cast<uint32_t>(p.biases[row * groups + group]) << 16;
     }
     p.records[i] = out;
   }

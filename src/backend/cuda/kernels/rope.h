@@ -17,8 +17,8 @@ __device__ __forceinline__ HeadWeight load_head_weight(const float* weight) {
 }
 
 // Lane l returns columns 8 l .. 8 l + 7 as bf16. rope: cos and sin of the row's 32 angles.
-__device__ __forceinline__ uint4 norm_and_rotate(const uint16_t* head, const HeadWeight& weight, float epsilon,
-                                                 const float2* rope) {
+__device__ __forceinline__ uint4 norm_and_rotate(const uint16_t* head, const HeadWeight& weight,
+                                                 float epsilon, const float2* rope) {
   const int lane = static_cast<int>(lane_id());
   const uint4 bits = load_l2(reinterpret_cast<const uint4*>(head) + lane);
   float x[8] = {bf16_low(bits.x), bf16_high(bits.x), bf16_low(bits.y), bf16_high(bits.y),
@@ -37,7 +37,8 @@ __device__ __forceinline__ uint4 norm_and_rotate(const uint16_t* head, const Hea
       x[i] = lane < 4 ? x[i] * angle.x - partner * angle.y : partner * angle.y + x[i] * angle.x;
     }
   }
-  return make_uint4(bf16_pair(x[0], x[1]), bf16_pair(x[2], x[3]), bf16_pair(x[4], x[5]), bf16_pair(x[6], x[7]));
+  return make_uint4(bf16_pair(x[0], x[1]), bf16_pair(x[2], x[3]), bf16_pair(x[4], x[5]),
+                    bf16_pair(x[6], x[7]));
 }
 __device__ __forceinline__ uint4 norm_and_rotate(const uint16_t* head, const float* weight, float epsilon,
                                                  const float2* rope) {

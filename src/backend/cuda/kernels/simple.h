@@ -1,4 +1,5 @@
-// Every op one at a time, without fusion: what chunks take where each value must be written, and the ablations.
+// Every op one at a time, without fusion: what chunks take where each value must be written, and the
+// ablations.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
-// embed_rows_q4, gather_rows, scan_logits, choose_token. Scanning reads the logits once (1 MB a row at full size) and
-// leaves maximum and sum of exponentials of 2,048 chunks; one block then finds the n-th largest chunk maximum, which no
-// wanted logit is below, and sorts the few logits that reach it.
+// embed_rows_q4, gather_rows, scan_logits, choose_token. Scanning reads the logits once (1 MB a row at full
+// size) and leaves maximum and sum of exponentials of 2,048 chunks; one block then finds the n-th largest
+// chunk maximum, which no wanted logit is below, and sorts the few logits that reach it.
 #include "backend/cuda/kernels/tokens.h"
 
 #include "backend/cuda/kernels/launch.h"
@@ -18,14 +18,18 @@ __global__ void __launch_bounds__(kEmbedThreads) embed_rows_q4(EmbedRows p) {
   int32_t token = p.step.tokens[row];
   if (token < 0) token = p.step.token_slots[p.step.token_in[row]];
   if (token < 0 || token >= p.vocab) token = 0;
-  const size_t words = static_cast<size_t>(p.hidden) / 8, groups = static_cast<size_t>(p.hidden) / 64, t = static_cast<size_t>(token);
+  const size_t words = static_cast<size_t>(p.hidden) / 8, groups = static_cast<size_t>(p.hidden) / 64,
+               t = static_cast<size_t>(token);
   for (int i = static_cast<int>(threadIdx.x); i < p.hidden / 8; i += static_cast<int>(kEmbedThreads)) {
     const uint32_t codes = p.codes[t * words + static_cast<size_t>(i)];
-    const float s = bf16_value(p.scales[t * groups + static_cast<size_t>(i / 8)]), b = bf16_value(p.biases[t * groups + static_cast<size_t>(i / 8)]);
+    const float s = bf16_value(p.scales[t * groups + static_cast<size_t>(i / 8)]),
+                b = bf16_value(p.biases[t * groups + static_cast<size_t>(i / 8)]);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const auto bits = static_cast<uint16_t>(bf16_bits(fmaf(s, static_cast<float>(codes >> (4 * j) & 15u), b)));
-      const size_t at = static_cast<size_t>(row) * static_cast<size_t>(p.hidden) + static_cast<size_t>(8 * i + j);
+      const auto bits =
+          static_cast<uint16_t>(bf16_bits(fmaf(s, static_cast<float>(codes >> (4 * j) & 15u), b)));
+      const size_t at =
+          static_cast<size_t>(row) * static_cast<size_t>(p.hidden) + static_cast<size_t>(8 * i + j);
       if (p.y_f32) static_cast<float*>(p.y)[at] = bf16_value(bits);
       else static_cast<uint16_t*>(p.y)[at] = bits;
     }
@@ -41,20 +45,25 @@ __global__ void __launch_bounds__(kEmbedThreads) embed_rows_q4(EmbedRows p) {
 __global__ void __launch_bounds__(kEmbedThreads) gather_rows(GatherRows p) {
   pdl_wait();
   pdl_trigger();
-  const size_t from = static_cast<size_t>(p.step.output_rows[blockIdx.x]) * static_cast<size_t>(p.row_bytes / 16);
+  const size_t from =
+      static_cast<size_t>(p.step.output_rows[blockIdx.x]) * static_cast<size_t>(p.row_bytes / 16);
   const size_t to = static_cast<size_t>(blockIdx.x) * static_cast<size_t>(p.row_bytes / 16);
   for (int i = static_cast<int>(threadIdx.x); i < p.row_bytes / 16; i += static_cast<int>(kEmbedThreads))
-    static_cast<uint4*>(p.y)[to + static_cast<size_t>(i)] = load_l2(static_cast<const uint4*>(p.x) + from + static_cast<size_t>(i));
+    static_cast<uint4*>(p.y)[to + static_cast<size_t>(i)] =
+        load_l2(static_cast<const uint4*>(p.x) + from + static_cast<size_t>(i));
 }
 
-__device__ __forceinline__ float clean(float x) { return x == x ? x : -INFINITY; }  // NaN counts as minus infinity
+__device__ __forceinline__ float clean(float x) {
+  return x == x ? x : -INFINITY;
+}  // NaN counts as minus infinity
 
 __host__ __device__ inline int chunk_size(int vocab) { return (vocab + kChunks - 1) / kChunks; }
 
 constexpr unsigned kScanThreads = kScanWarps * 32;
 
 __global__ void __launch_bounds__(kScanThreads) scan_logits(ChooseToken p) {
-  const int output = static_cast<int>(blockIdx.y), chunk = static_cast<int>(blockIdx.x) * kScanWarps + static_cast<int>(threadIdx.x / 32);
+  const int output = static_cast<int>(blockIdx.y),
+            chunk = static_cast<int>(blockIdx.x) * kScanWarps + static_cast<int>(threadIdx.x / 32);
   const int size = chunk_size(p.vocab), lane = static_cast<int>(lane_id());
   const int first = chunk * size, last = first + size < p.vocab ? first + size : p.vocab;
   pdl_wait();
@@ -126,7 +135,8 @@ __device__ __forceinline__ uint64_t block_total(uint64_t x, uint64_t* scratch) {
 
 __device__ __forceinline__ uint64_t fixed_weight(float x, float largest, float temperature) {
   const double w = exp(static_cast<double>((x - largest) / temperature));
-  return w > 0 ? static_cast<uint64_t>(w * 1099511627776.0) : 0;  // 2^40; false for NaN: minus infinity less itself
+  return w > 0 ? static_cast<uint64_t>(w * 1099511627776.0)
+               : 0;  // 2^40; false for NaN: minus infinity less itself
 }
 
 __device__ __forceinline__ float uniform_number(const SampleRow& s) {
@@ -144,10 +154,10 @@ __device__ __forceinline__ float uniform_number(const SampleRow& s) {
   return static_cast<float>(c[0] >> 8) * 5.9604644775390625e-8f;  // 2^-24
 }
 
-// The last place in order whose prefix of weights exceeds (or with `reaches` reaches) the target: the largest place P
-// such that the weights at places >= P do. Weights below `least` count as 0.
-__device__ uint64_t find_prefix(const float* logits, const uint64_t* weights, int n, uint64_t from, uint64_t least,
-                                uint64_t target, bool reaches, uint64_t* scratch) {
+// The last place in order whose prefix of weights exceeds (or with `reaches` reaches) the target: the largest
+// place P such that the weights at places >= P do. Weights below `least` count as 0.
+__device__ uint64_t find_prefix(const float* logits, const uint64_t* weights, int n, uint64_t from,
+                                uint64_t least, uint64_t target, bool reaches, uint64_t* scratch) {
   uint64_t found = 0;
   for (int bit = 63; bit >= 0; --bit) {
     const uint64_t tried = found | uint64_t{1} << bit;
@@ -163,13 +173,14 @@ __device__ uint64_t find_prefix(const float* logits, const uint64_t* weights, in
 }
 
 // Samples from all logits by searching thresholds over the whole row: for settings that may keep many.
-__device__ int32_t sample_whole_row(const ChooseToken& p, const float* logits, uint64_t* weights, int n, float largest,
-                                    int32_t first_id, const SampleRow& s, uint64_t* scratch) {
+__device__ int32_t sample_whole_row(const ChooseToken& p, const float* logits, uint64_t* weights, int n,
+                                    float largest, int32_t first_id, const SampleRow& s, uint64_t* scratch) {
   for (int i = static_cast<int>(threadIdx.x); i < n; i += static_cast<int>(kChooseThreads))
     weights[i] = fixed_weight(clean(logits[i]), largest, s.temperature);
   block_sync();
   uint64_t from = 0;
-  if (s.top_k > 0 && s.top_k < n) from = find_prefix(logits, nullptr, n, 0, 0, static_cast<uint64_t>(s.top_k), true, scratch);
+  if (s.top_k > 0 && s.top_k < n)
+    from = find_prefix(logits, nullptr, n, 0, 0, static_cast<uint64_t>(s.top_k), true, scratch);
   const auto total_from = [&](uint64_t start, uint64_t least) {
     uint64_t mine = 0;
     for (int i = static_cast<int>(threadIdx.x); i < n; i += static_cast<int>(kChooseThreads))
@@ -177,12 +188,14 @@ __device__ int32_t sample_whole_row(const ChooseToken& p, const float* logits, u
     return block_total(mine, scratch);
   };
   if (s.top_p < 1) {
-    const auto target = static_cast<uint64_t>(static_cast<double>(s.top_p) * static_cast<double>(total_from(from, 0)));
+    const auto target =
+        static_cast<uint64_t>(static_cast<double>(s.top_p) * static_cast<double>(total_from(from, 0)));
     const uint64_t cut = find_prefix(logits, weights, n, from, 0, target > 0 ? target : 1, true, scratch);
     if (cut > from) from = cut;
   }
   const auto least = static_cast<uint64_t>(static_cast<double>(s.min_p) * 1099511627776.0);
-  const auto target = static_cast<uint64_t>(static_cast<double>(uniform_number(s)) * static_cast<double>(total_from(from, least)));
+  const auto target = static_cast<uint64_t>(static_cast<double>(uniform_number(s)) *
+                                            static_cast<double>(total_from(from, least)));
   const uint64_t drawn = find_prefix(logits, weights, n, from, least, target, false, scratch);
   static_cast<void>(p);
   return drawn == 0 ? first_id : static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(drawn));
@@ -225,8 +238,10 @@ __global__ void __launch_bounds__(kChooseThreads) choose_token(ChooseToken p) {
   const float largest = clean(load_l2(logits + first_id));
 
   int32_t token = first_id;
-  const bool whole_row = p.choice == Choice::sample && settings.temperature > 0 && (settings.top_k <= 0 || settings.top_k > kMaxCandidates);
-  const bool sorted = p.choice == Choice::candidates || (p.choice == Choice::sample && settings.temperature > 0 && !whole_row);
+  const bool whole_row = p.choice == Choice::sample && settings.temperature > 0 &&
+                         (settings.top_k <= 0 || settings.top_k > kMaxCandidates);
+  const bool sorted = p.choice == Choice::candidates ||
+                      (p.choice == Choice::sample && settings.temperature > 0 && !whole_row);
   uint64_t* weights = p.weights + static_cast<size_t>(output) * static_cast<size_t>(p.vocab);
   if (whole_row) token = sample_whole_row(p, logits, weights, n_tokens, largest, first_id, settings, s->sums);
   if (sorted) {
@@ -237,7 +252,8 @@ __global__ void __launch_bounds__(kChooseThreads) choose_token(ChooseToken p) {
     for (int bit = 31; bit >= 0; --bit) {
       const uint32_t tried = threshold | 1u << bit;
       int count = 0;
-      for (int c = thread; c < kChunks; c += static_cast<int>(kChooseThreads)) count += block_count(ordered(s->chunk_max[c]) >= tried);
+      for (int c = thread; c < kChunks; c += static_cast<int>(kChooseThreads))
+        count += block_count(ordered(s->chunk_max[c]) >= tried);
       if (count >= n) threshold = tried;
     }
     const int size = chunk_size(p.vocab);
@@ -257,7 +273,8 @@ __global__ void __launch_bounds__(kChooseThreads) choose_token(ChooseToken p) {
     block_sync();
     int n_listed = s->n_listed;
     if (n_listed > kListSize || n_listed < n) {  // many equal logits: find the exact n instead
-      const uint64_t from = find_prefix(logits, nullptr, n_tokens, 0, 0, static_cast<uint64_t>(n), true, s->sums);
+      const uint64_t from =
+          find_prefix(logits, nullptr, n_tokens, 0, 0, static_cast<uint64_t>(n), true, s->sums);
       if (thread == 0) s->n_listed = 0;
       block_sync();
       for (int i = thread; i < n_tokens; i += static_cast<int>(kChooseThreads)) {
@@ -286,14 +303,16 @@ __global__ void __launch_bounds__(kChooseThreads) choose_token(ChooseToken p) {
         p.values[output * p.n_candidates + c] = c < n ? s->sorted_value[c] : -INFINITY;
       }
     } else {
-      if (thread < n) s->weight[thread] = fixed_weight(s->sorted_value[thread], largest, settings.temperature);
+      if (thread < n)
+        s->weight[thread] = fixed_weight(s->sorted_value[thread], largest, settings.temperature);
       block_sync();
       if (thread == 0) {
         int kept = n;
         uint64_t sum = 0;
         for (int i = 0; i < kept; ++i) sum += s->weight[i];
         if (settings.top_p < 1) {
-          const auto target = static_cast<uint64_t>(static_cast<double>(settings.top_p) * static_cast<double>(sum));
+          const auto target =
+              static_cast<uint64_t>(static_cast<double>(settings.top_p) * static_cast<double>(sum));
           uint64_t prefix = 0;
           int i = 0;
           while (i < kept) {
@@ -306,7 +325,8 @@ __global__ void __launch_bounds__(kChooseThreads) choose_token(ChooseToken p) {
         while (kept > 1 && s->weight[kept - 1] < least) --kept;
         uint64_t total = 0, prefix = 0;
         for (int i = 0; i < kept; ++i) total += s->weight[i];
-        const auto target = static_cast<uint64_t>(static_cast<double>(uniform_number(settings)) * static_cast<double>(total));
+        const auto target =
+            static_cast<uint64_t>(static_cast<double>(uniform_number(settings)) * static_cast<double>(total));
         int i = 0;
         for (; i < kept - 1; ++i) {
           prefix += s->weight[i];
@@ -323,7 +343,8 @@ __global__ void __launch_bounds__(kChooseThreads) choose_token(ChooseToken p) {
     const int run = kChunks / 32, w = thread / 32;
     for (int c = static_cast<int>(lane_id()); c < run; c += 32) {
       const int chunk = w * run + c;
-      if (s->chunk_max[chunk] != -INFINITY) sum += expf(s->chunk_max[chunk] - largest) * load_l2(p.chunk_sum + output * kChunks + chunk);
+      if (s->chunk_max[chunk] != -INFINITY)
+        sum += expf(s->chunk_max[chunk] - largest) * load_l2(p.chunk_sum + output * kChunks + chunk);
     }
     sum = warp_sum(sum);
     auto* sums = reinterpret_cast<float*>(s->sums);

@@ -1,9 +1,9 @@
-// (22) (23) The router's choice, by one block: the 8 largest of n_experts fp32 logits (a multiple of 32, at most 512;
-// larger logit, then lower index), and their softmax weights renormalised over the 8. The softmax over all experts
-// cancels in the renormalisation, so only the 8 exponentials are taken.
+// (22) (23) The router's choice, by one block: the 8 largest of n_experts fp32 logits (a multiple of 32, at
+// most 512; larger logit, then lower index), and their softmax weights renormalised over the 8. The softmax
+// over all experts cancels in the renormalisation, so only the 8 exponentials are taken.
 //
-// Each warp ranks 32 logits by shuffles and keeps 8; the 8 n_warps that remain are ranked against each other. One warp
-// alone would take several times as long: its instructions wait for one another.
+// Each warp ranks 32 logits by shuffles and keeps 8; the 8 n_warps that remain are ranked against each other.
+// One warp alone would take several times as long: its instructions wait for one another.
 #pragma once
 
 #include "backend/cuda/kernels/device_ops.h"
@@ -14,7 +14,7 @@ inline constexpr int kTop = 8;
 inline constexpr int kMaxExperts = 512;
 
 struct Top8 {
-  int32_t ids[kTop];     // by falling weight
+  int32_t ids[kTop];  // by falling weight
   float weights[kTop];
   float logits[kTop];
 };
@@ -39,10 +39,12 @@ __device__ __forceinline__ float from_ordered(uint32_t key) {
   return x;
 }
 
-// By all threads of a block of at least n_experts; two barriers. `top` (shared) is complete for warp 0 on return, for
-// the others after the next barrier.
-__device__ __forceinline__ void select_top8(const float* logits, int n_experts, Top8* top, Top8Scratch* scratch) {
-  const int thread = static_cast<int>(threadIdx.x), lane = static_cast<int>(lane_id()), n_kept = n_experts / 32 * kTop;
+// By all threads of a block of at least n_experts; two barriers. `top` (shared) is complete for warp 0 on
+// return, for the others after the next barrier.
+__device__ __forceinline__ void select_top8(const float* logits, int n_experts, Top8* top,
+                                            Top8Scratch* scratch) {
+  const int thread = static_cast<int>(threadIdx.x), lane = static_cast<int>(lane_id()),
+            n_kept = n_experts / 32 * kTop;
   if (thread < n_experts) {  // whole warps
     const uint32_t key = ordered(load_l2(logits + thread));
     int rank = 0;
@@ -58,7 +60,8 @@ __device__ __forceinline__ void select_top8(const float* logits, int n_experts, 
     const uint32_t key = scratch->key[thread];
     int rank = 0;
 #pragma unroll 16
-    for (int j = 0; j < n_kept; ++j) rank += scratch->key[j] + (j < thread) > key;  // kept in the order of ids where equal
+    for (int j = 0; j < n_kept; ++j)
+      rank += scratch->key[j] + (j < thread) > key;  // kept in the order of ids where equal
     if (rank < kTop) {
       top->ids[rank] = scratch->id[thread];
       top->logits[rank] = from_ordered(key);

@@ -111,7 +111,8 @@ void progress() { machine.idle_switches = 0; }
 void yield() {
   if (++machine.idle_switches > 4 * machine.fibers.size()) {
     const Thread& t = current();
-    std::fprintf(stderr, "emulated kernel: a barrier is not reached by all threads (block %u,%u thread %u waits)\n",
+    std::fprintf(stderr,
+                 "emulated kernel: a barrier is not reached by all threads (block %u,%u thread %u waits)\n",
                  t.block->index.x, t.block->index.y, t.thread.x);
     std::abort();
   }
@@ -171,7 +172,8 @@ void wait(uint64_t barrier, unsigned parity) {
   }
 }
 
-void run_grid(dim3 grid, unsigned threads, unsigned cluster, size_t shared_bytes, const std::function<void()>& body) {
+void run_grid(dim3 grid, unsigned threads, unsigned cluster, size_t shared_bytes,
+              const std::function<void()>& body) {
   Machine& m = machine;
   const unsigned n_warps = (threads + 31) / 32;
   m.grid = grid;
@@ -206,7 +208,8 @@ void run_grid(dim3 grid, unsigned threads, unsigned cluster, size_t shared_bytes
           f.state = Thread{dim3(t, 0, 0), &m.blocks[c], &m.warps[c * n_warps + t / 32], t % 32};
           unsigned char* stack = m.stacks.data() + i * kStackBytes;
 #if defined(__x86_64__)
-          auto* top = reinterpret_cast<void**>((reinterpret_cast<uintptr_t>(stack) + kStackBytes) & ~uintptr_t{15});
+          auto* top =
+              reinterpret_cast<void**>((reinterpret_cast<uintptr_t>(stack) + kStackBytes) & ~uintptr_t{15});
           *--top = nullptr;  // keeps the entry's stack aligned as after a call
           *--top = reinterpret_cast<void*>(&fiber_main);
           for (int r = 0; r < 6; ++r) *--top = nullptr;

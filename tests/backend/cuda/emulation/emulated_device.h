@@ -1,7 +1,7 @@
-// Enough of CUDA on the CPU to run the kernels of src/backend/cuda/kernels unchanged: the same .cu files are compiled
-// as C++ with LILY_CUDA_EMULATED. Every thread of a cluster is a fiber of one OS thread; barriers and warp collectives
-// switch between them. Checks indexing, barriers and arithmetic; knows nothing of time, caches or memory ordering.
-// A barrier that some threads never reach aborts with a message.
+// Enough of CUDA on the CPU to run the kernels of src/backend/cuda/kernels unchanged: the same .cu files are
+// compiled as C++ with LILY_CUDA_EMULATED. Every thread of a cluster is a fiber of one OS thread; barriers
+// and warp collectives switch between them. Checks indexing, barriers and arithmetic; knows nothing of time,
+// caches or memory ordering. A barrier that some threads never reach aborts with a message.
 #pragma once
 
 #include <algorithm>
@@ -19,10 +19,18 @@
 #define __launch_bounds__(...)
 #define __align__(n) alignas(n)
 
-struct uint2 { uint32_t x, y; };
-struct alignas(16) uint4 { uint32_t x, y, z, w; };
-struct float2 { float x, y; };
-struct alignas(16) float4 { float x, y, z, w; };
+struct uint2 {
+  uint32_t x, y;
+};
+struct alignas(16) uint4 {
+  uint32_t x, y, z, w;
+};
+struct float2 {
+  float x, y;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
 struct dim3 {
   unsigned x = 1, y = 1, z = 1;
   dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
@@ -72,15 +80,16 @@ void progress();
 Group& cluster_group();
 unsigned char* cluster_shared(unsigned rank);
 
-// Barriers of the copy engine. A copy happens when its barrier is first waited for, so that data used too early is
-// seen to be missing; a wait for a phase that no copy completes aborts.
+// Barriers of the copy engine. A copy happens when its barrier is first waited for, so that data used too
+// early is seen to be missing; a wait for a phase that no copy completes aborts.
 uint64_t new_mbarrier();
 void expect(uint64_t barrier, unsigned bytes);
 void bulk_copy(void* shared, const void* global, unsigned bytes, uint64_t barrier);
 void wait(uint64_t barrier, unsigned parity);
 
 // Runs body once for every thread of the grid, clusters one after another.
-void run_grid(dim3 grid, unsigned threads, unsigned cluster, size_t shared_bytes, const std::function<void()>& body);
+void run_grid(dim3 grid, unsigned threads, unsigned cluster, size_t shared_bytes,
+              const std::function<void()>& body);
 
 }  // namespace lily::cuda::emulated
 
