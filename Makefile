@@ -8,7 +8,7 @@ SLOW_LABELS := slow|device-metal|device-cuda|model
 .PHONY: run build test test-all bench format check ci-extra clean
 
 run: build  ## installs what is missing, builds, and lets the bundled model answer a prompt
-	$(RELEASE)/lily run -m models/lily-tiny --no-think "Spell the word: river"
+	$(RELEASE)/lily run -m models/lily-tiny --no-think "What does the word river mean?"
 
 build:  ## the program alone: build/release/lily
 	@scripts/deps build

@@ -58,9 +58,9 @@ struct GreedyReport {
   float first_divergence_margin_max = 0;  // 0 if all are exact
   std::vector<GreedyComparison> each;
 };
-// Lets the engine answer every prompt, all at once.
+// Lets the engine answer every prompt, several at a time.
 GreedyReport run_greedy(Engine& engine, std::span<const GoldenPrompt> prompts,
-                        const EvalProgress& progress = {});
+                        const std::vector<int32_t>& stop_ids, const EvalProgress& progress = {});
 
 // The tokens of one greedy answer, stop token included.
 std::vector<int32_t> greedy_output(Generation generation);

@@ -94,10 +94,11 @@ class Checkpoint {
   WeightId source(WeightId id) const;
   const StoredWeight& weight(WeightId id) const;  // one of the catalogue's
 
-  // Fills `out` from byte `offset` of the part. Any thread. Cached pages of large reads are given back at
-  // once: the program reads a weight once and keeps it, and a second copy in the page cache would double the
-  // memory.
+  // Fills `out` from byte `offset` of the part. Any thread.
   void read(const Part& part, int64_t offset, std::span<std::byte> out) const;
+  // To be called when a weight has been read: weights are read once and kept, and a second copy in the page
+  // cache would double the memory. Large reads give their pages back by themselves.
+  void release_cached(const StoredWeight& weight) const;
 
   // Identity for cache keys: a hash of config, headers, sizes and samples of the data. Reads 1 MB or so.
   std::string id() const;

@@ -24,6 +24,8 @@ bool starts_with(std::string_view text, std::string_view prefix) {
   return text.substr(0, prefix.size()) == prefix;
 }
 
+bool is_mtp_file(std::string_view name) { return starts_with(name, "mtp"); }
+
 // Names of the safetensors files of the folder, sorted.
 std::vector<std::string> file_names(const fs::path& folder) {
   std::vector<std::string> names;
@@ -66,7 +68,7 @@ void compare_with_index(const std::map<std::string, std::string>& index, Shards&
   for (const auto& [name, file] : index) {
     const auto it = shards.tensors.find(name);
     if (it == shards.tensors.end()) {
-      if (name_class(name) != NameClass::mtp) nowhere.add(name);
+      if (name_class(name) != NameClass::mtp && !is_mtp_file(file)) nowhere.add(name);
     } else if (shards.files[it->second.file].path().filename().string() != file) {
       elsewhere.add(name);
     }
@@ -112,7 +114,7 @@ std::map<std::string, std::string> parse_index(std::string_view text) {
 Shards open_shards(const fs::path& folder) {
   Shards shards;
   const auto problem = [&](const std::string& name, std::string message) {
-    shards.problems.push_back({Problem::Kind::file, name, std::move(message)});
+    shards.problems.push_back({Problem::Kind::file, printable(name), std::move(message)});
   };
 
   std::map<std::string, std::string> index;
@@ -152,7 +154,7 @@ Shards open_shards(const fs::path& folder) {
                     shards.absent_files.size(), shards.absent_files.front()));
 
   for (const std::string& name : present) {
-    const bool is_mtp = starts_with(name, "mtp");
+    const bool is_mtp = is_mtp_file(name);
     if (!is_mtp && !wanted.contains(name)) continue;
     try {
       File file = File::open(folder / name);

@@ -192,6 +192,7 @@ WeightStore WeightStore::load(const Checkpoint& checkpoint, const std::vector<We
   // An lm_head tied to the embedding is the embedding.
   for (const WeightId id : which) store.set_index(id, store.by_index_[weight_index(checkpoint.source(id))]);
   read_all(checkpoint, std::move(pieces), pool, progress);
+  for (const Placed& p : placed) checkpoint.release_cached(*p.weight);
   return store;
 }
 

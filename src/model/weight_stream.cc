@@ -78,6 +78,7 @@ void WeightStream::for_each_slab(WeightId id, int64_t rows_per_slab,
       throw;
     }
   });
+  checkpoint_.release_cached(weight);
 }
 
 std::vector<float> WeightStream::vector(WeightId id) {

@@ -69,16 +69,22 @@ class Expander {
     expand(KvAppend{o.layer, k, o.v});
   }
   void expand(const GatedAttention& a) {
+    ValueId q = a.q;
+    if (a.prepares()) {
+      q = temporary(RowSpace::tokens, dims().q_width(), activation());
+      expand(QkPrepare{a.layer, a.gate, a.k, a.v, q});
+    }
     const ValueId o = temporary(RowSpace::tokens, dims().q_width(), activation());
-    expand(Attention{a.layer, a.path, a.q, o});
+    expand(Attention{a.layer, a.path, q, o});
     expand(AttentionGate{o, a.gate, a.y});
   }
   void expand(const NormRouter& o) {
     expand(RmsNorm{{Weight::post_norm, o.layer}, o.x, o.normed});
     expand(Linear{{{Weight::router, o.layer}, {Weight::shared_gate, o.layer}}, whole(o.normed), o.logits});
-    expand(RouterTop{{o.logits, 0, dims().n_experts}, o.ids, o.weights});
+    if (o.ids != kNoValue) expand(RouterTop{{o.logits, 0, dims().n_experts}, o.ids, o.weights});
   }
   void expand(const ExpertsGateUp& o) {
+    if (o.routes()) expand(RouterTop{o.router, o.routing.ids, o.weights});
     const int64_t width = dims().expert_width;
     const ValueId gate = temporary(RowSpace::routed, width, activation());
     const ValueId up = temporary(RowSpace::routed, width, activation());

@@ -102,6 +102,12 @@ ValueId attention_mixer(Builder& b, int layer, ValueId residual) {
   const View k_in = b.columns(in, d.q_gate_width(), d.kv_width());
   const View v = b.columns(in, d.q_gate_width() + d.kv_width(), d.kv_width());
 
+  if (fuse.qk_in_attention && fuse.qk_prepare && fuse.attention_gate &&
+      b.plan().shape.phase == Phase::decode) {
+    const ValueId y = b.activation(layer, "attention_gated", d.q_width());
+    b.push(GatedAttention{layer, path, kNoValue, q_gate, y, k_in, v});
+    return linear_residual(b, layer, Weight::o_proj, y, residual);
+  }
   const ValueId q = b.activation(layer, "attention_q", d.q_width());
   if (fuse.qk_prepare) {
     b.push(QkPrepare{layer, q_gate, k_in, v, q});
@@ -143,13 +149,16 @@ ValueId moe(Builder& b, int layer, ValueId residual) {
   const model::Dims& d = b.dims();
   const Fusions& fuse = b.fusions();
   const bool shared_inside = fuse.shared_in_experts && fuse.gate_up && fuse.down_combine;
+  const bool router_inside = fuse.router_in_experts && fuse.norm_router && fuse.gate_up &&
+                             b.plan().shape.rows < b.policy().group_experts_from_rows;
 
   const ValueId x = b.activation(layer, "post_norm", d.hidden);
   const ValueId logits = b.value(layer, "router_logits", RowSpace::tokens, d.n_experts + 1, Type::f32);
   const ValueId ids = b.value(layer, "router_ids", RowSpace::tokens, kExpertsPerToken, Type::i32);
   const ValueId weights = b.value(layer, "router_weights", RowSpace::tokens, kExpertsPerToken, Type::f32);
   if (fuse.norm_router) {
-    b.push(NormRouter{layer, residual, x, logits, ids, weights});
+    b.push(NormRouter{layer, residual, x, logits, router_inside ? kNoValue : ids,
+                      router_inside ? kNoValue : weights});
   } else {
     b.push(RmsNorm{{Weight::post_norm, layer}, residual, x});
     b.push(Linear{{{Weight::router, layer}, {Weight::shared_gate, layer}}, b.whole(x), logits});
@@ -186,8 +195,12 @@ ValueId moe(Builder& b, int layer, ValueId residual) {
     const ValueId expanded_up = expand(Weight::expert_up, d.expert_width, d.hidden);
     mid = b.activation(layer, "experts_mid", d.expert_width, RowSpace::routed);
     if (shared_inside) shared = b.activation(layer, "shared_mid", d.shared_width);
-    b.push(
-        ExpertsGateUp{layer, routing, x, mid, shared_inside ? shared : kNoValue, expanded_gate, expanded_up});
+    ExpertsGateUp op{layer, routing, x, mid, shared_inside ? shared : kNoValue, expanded_gate, expanded_up};
+    if (router_inside) {
+      op.router = b.columns(logits, 0, d.n_experts);
+      op.weights = weights;
+    }
+    b.push(op);
   } else {
     const auto project = [&](Weight weight, const char* name) {
       const ValueId expanded_weight = expand(weight, d.expert_width, d.hidden);

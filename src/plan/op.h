@@ -293,16 +293,19 @@ struct QkPrepare {
 };
 
 // Attention, then AttentionGate.
+// With k and v: QkPrepare of gate, k and v, then the same; q is not kept. For steps of one row a sequence.
 struct GatedAttention {
   int layer;
   AttentionPath path;
-  ValueId q;
+  ValueId q;  // kNoValue with k and v
   View gate;
   ValueId y;  // [T, q_width]
+  View k{kNoValue, 0, 0}, v{kNoValue, 0, 0};
+  bool prepares() const { return k.value != kNoValue; }
 };
 
 // The router from the residual: RmsNorm (its result is kept, experts read it), Linear of router and shared
-// gate, RouterTop.
+// gate, RouterTop unless ids is kNoValue (then ExpertsGateUp does that).
 struct NormRouter {
   int layer;
   ValueId x;       // [T, H]
@@ -312,7 +315,7 @@ struct NormRouter {
 };
 
 // D4a: ExpertsLinear of gate and up, then SwiGlu; with `shared`, also the shared expert's gate, up and
-// SwiGlu.
+// SwiGlu; with `router`, RouterTop of these logits comes first and writes routing.ids and weights.
 struct ExpertsGateUp {
   int layer;
   Routing routing;
@@ -320,6 +323,9 @@ struct ExpertsGateUp {
   ValueId y;                  // [A, expert_width]
   ValueId shared = kNoValue;  // [T, shared_width]
   ValueId expanded_gate = kNoValue, expanded_up = kNoValue;
+  View router{kNoValue, 0, 0};
+  ValueId weights = kNoValue;  // [T, 8] f32, with router
+  bool routes() const { return router.value != kNoValue; }
 };
 
 // D4b: ExpertsLinear of down, then ExpertsCombine. `shared` is the shared expert's [T, shared_width] before

@@ -217,7 +217,13 @@ std::vector<Use> uses(const Op& op) {
                    c.step();
                    c.read(o.q);
                    c.read(o.gate);
-                   c.kv(o.layer, Access::read);
+                   if (o.prepares()) {
+                     c.read(o.k);
+                     c.read(o.v);
+                     c.weight(Weight::q_norm, o.layer);
+                     c.weight(Weight::k_norm, o.layer);
+                   }
+                   c.kv(o.layer, o.prepares() ? Access::update : Access::read);
                    c.write(o.y);
                  },
                  [&](const NormRouter& o) {
@@ -227,7 +233,13 @@ std::vector<Use> uses(const Op& op) {
                    for (const ValueId id : {o.normed, o.logits, o.ids, o.weights}) c.write(id);
                  },
                  [&](const ExpertsGateUp& o) {
-                   c.routing(o.routing);
+                   if (o.routes()) {
+                     c.read(o.router);
+                     c.write(o.routing.ids);
+                     c.write(o.weights);
+                   } else {
+                     c.routing(o.routing);
+                   }
                    c.read(o.x);
                    if (o.expanded_gate == kNoValue) {
                      c.weight(Weight::expert_gate, o.layer);

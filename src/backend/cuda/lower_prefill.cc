@@ -1,4 +1,5 @@
-// The fused ops on the prefill kernels: chunks of prompts, segment by segment where state or cache is touched.
+// The fused ops on the prefill kernels: chunks of prompts, segment by segment where state or cache is
+// touched.
 #include <algorithm>
 
 #include "backend/cuda/kernels/linear_decode.h"
@@ -39,7 +40,8 @@ Q8Matrix q8(const DeviceWeight& w) { return {reinterpret_cast<const uint8_t*>(w.
 void norm_linear_chunk(const Run& run, const plan::NormLinear& op) {
   const int rows = run.step.n_rows();
   auto* normed = run.extra.normed.get<uint16_t>();
-  rms_norm_prefill(run.data<float>(op.x), run.weights.get(op.norm).vector, normed, rows, run.plan.dims.hidden, run.stream);
+  rms_norm_prefill(run.data<float>(op.x), run.weights.get(op.norm).vector, normed, rows, run.plan.dims.hidden,
+                   run.stream);
   LinearArgs a{};
   a.x = normed;
   a.n_tokens = rows;
@@ -49,7 +51,8 @@ void norm_linear_chunk(const Run& run, const plan::NormLinear& op) {
   for (const model::WeightId id : op.weights) {
     const DeviceWeight& w = run.weights.get(id);
     uint16_t* y = run.data<uint16_t>(op.y) + col;
-    if (w.out % 8 == 0) a.segments[a.n_segments++] = {w.records, static_cast<int>(w.out), y, run.stride(op.y)};
+    if (w.out % 8 == 0)
+      a.segments[a.n_segments++] = {w.records, static_cast<int>(w.out), y, run.stride(op.y)};
     else narrow_linear(run, w, normed, y, run.stride(op.y));
     col += w.out;
   }
@@ -143,8 +146,8 @@ void attention_chunk(const Run& run, const plan::GatedAttention& op) {
 
 void router_chunk(const Run& run, const plan::NormRouter& op) {
   const model::Dims& d = run.plan.dims;
-  rms_norm_prefill(run.data<float>(op.x), run.weights.get({Weight::post_norm, op.layer}).vector, run.data<uint16_t>(op.normed), run.step.n_rows(),
-                   d.hidden, run.stream);
+  rms_norm_prefill(run.data<float>(op.x), run.weights.get({Weight::post_norm, op.layer}).vector,
+                   run.data<uint16_t>(op.normed), run.step.n_rows(), d.hidden, run.stream);
   RouterArgs a{};
   a.u = run.data<uint16_t>(op.normed);
   a.n_tokens = run.step.n_rows();

@@ -1,13 +1,17 @@
 // The backend as a whole on the bundled model: the golden layer outputs, and what must not change a bit.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 
 #include "backend/backend.h"
 #include "base/error.h"
+#include "base/thread_pool.h"
 #include "model/checkpoint.h"
+#include "model/synth.h"
 #include "plan/plan.h"
 #include "plan/sample.h"
 #include "tests/support/golden.h"
@@ -83,8 +87,9 @@ std::map<std::string, GoldenTensor>* CpuBackend::goldens_ = nullptr;
 struct Sequence {
   Device& device;
   StateSlot slot{0};
-  std::vector<int32_t> blocks = {2, 0, 3, 1, 5, 4};
+  std::vector<int32_t> blocks = {2, 0, 3, 1, 5, 4, 9, 8, 7, 6};
   int32_t position = 0;
+  int32_t n_tokens = 8000;  // the vocabulary's other rows are padding
 
   StepInputs inputs(std::span<const int32_t> tokens, int n_outputs) {
     segments = {{.n_rows = static_cast<int32_t>(tokens.size()),
@@ -100,7 +105,7 @@ struct Sequence {
             .segments = segments,
             .block_table = blocks,
             .output_rows = output_rows,
-            .n_tokens = 8000};
+            .n_tokens = n_tokens};
   }
   StepOutputs run(Program& program, std::span<const int32_t> tokens, int n_outputs) {
     program.submit(inputs(tokens, n_outputs));
@@ -194,8 +199,9 @@ TEST_F(CpuBackend, EveryLayerAgreesWithTheGoldens) {
 // All logits of a prompt read in chunks.
 std::vector<float> logits_of(Device& device, const model::Dims& dims, const Policy& policy,
                              std::span<const int32_t> tokens, int chunk) {
-  device.reserve({.n_state_slots = 1, .n_kv_blocks = 6}, policy);
+  device.reserve({.n_state_slots = 1, .n_kv_blocks = 10}, policy);
   Sequence sequence{device};
+  sequence.n_tokens = std::min(dims.vocab - 3, 8000);
   const plan::Shape shape{.phase = chunk <= 8 ? Phase::decode : Phase::prefill,
                           .rows = chunk,
                           .outputs = chunk,
@@ -357,6 +363,57 @@ TEST_F(CpuBackend, ATokenSlotCarriesTheTokenToTheNextStep) {
     return generated;
   };
   EXPECT_EQ(generate(true), generate(false));
+}
+
+// A model whose dimensions share nothing with the bundled one: 6 query heads a KV head, odd numbers of heads
+// and of tiles, a vocabulary that ends inside a tile.
+TEST_F(CpuBackend, OtherDimensionsAgreeWithTheReference) {
+  model::Dims other = dims();
+  other.hidden = 192;
+  other.n_layers = 4;
+  other.vocab = 523;
+  other.n_q_heads = 12;
+  other.n_kv_heads = 2;
+  other.n_key_heads = 3;
+  other.n_value_heads = 6;
+  other.n_experts = 23;
+  other.expert_width = 64;
+  other.shared_width = 192;
+  const auto folder =
+      std::filesystem::temp_directory_path() / fmt::format("lily_cpu_backend_test_{}", getpid());
+  ThreadPool pool(2);
+  model::write_synthetic(other, folder, {}, pool, {});
+  const auto checkpoint = model::Checkpoint::open(folder);
+  std::vector<int32_t> tokens(600);
+  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i * i * 7 % 520);
+
+  const auto device = make_device("cpu", {.threads = 2}),
+             reference = make_device("reference", {.threads = 2});
+  device->load(checkpoint, {});
+  reference->load(checkpoint, {});
+  std::filesystem::remove_all(folder);
+  Policy policy = device->policy(other);
+  policy.kv = FloatType::f32;
+  const std::span<const int32_t> few(tokens.data(), 40);
+  const auto wanted = logits_of(*reference, other, reference->policy(other), few, 40);
+  for (const int chunk : {1, 7, 40}) {
+    const auto found = logits_of(*device, other, policy, few, chunk);
+    for (size_t row = 0; row < 40; ++row) {
+      const auto part = [&](const std::vector<float>& rows) {
+        return std::span(rows).subspan(row * static_cast<size_t>(other.vocab), 520);
+      };
+      EXPECT_LT(relative_error(part(found), part(wanted)), kTolerance)
+          << "row " << row << ", chunks of " << chunk;
+    }
+  }
+  // Past the first split of the cache.
+  policy = device->policy(other);
+  const auto whole = logits_of(*device, other, policy, tokens, 600);
+  for (const int chunk : {8, 128})
+    EXPECT_TRUE(same_bits(logits_of(*device, other, policy, tokens, chunk), whole));
+  const Policy unpacked = *plan::without(*plan::without(policy, Mechanism::d6), Mechanism::d7);
+  for (const int chunk : {8, 600})
+    EXPECT_TRUE(same_bits(logits_of(*device, other, unpacked, tokens, chunk), whole));
 }
 
 TEST_F(CpuBackend, StatesAndCacheAreReadBackAsWritten) {

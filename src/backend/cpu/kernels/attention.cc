@@ -26,20 +26,15 @@ using F32 = hn::CappedTag<float, 16>;
 using U32 = hn::CappedTag<uint32_t, 16>;
 using V = hn::Vec<F32>;
 
-struct KeyPair {
-  V even, odd;  // dims 2i and 2i + 1 of kLanes keys
-};
-
-HWY_INLINE KeyPair load_pair(const uint16_t* line) {
+// Dims 2i and 2i + 1 of kLanes keys.
+HWY_INLINE void load_pair(const uint16_t* line, V& even, V& odd) {
   const auto words = hn::LoadU(U32(), reinterpret_cast<const uint32_t*>(line));
-  return {hn::BitCast(F32(), hn::ShiftLeft<16>(words)),
-          hn::BitCast(F32(), hn::And(words, hn::Set(U32(), 0xffff0000u)))};
+  even = hn::BitCast(F32(), hn::ShiftLeft<16>(words));
+  odd = hn::BitCast(F32(), hn::And(words, hn::Set(U32(), 0xffff0000u)));
 }
 
-HWY_INLINE KeyPair load_pair(const float* line) {
-  KeyPair pair;
-  hn::LoadInterleaved2(F32(), line, pair.even, pair.odd);
-  return pair;
+HWY_INLINE void load_pair(const float* line, V& even, V& odd) {
+  hn::LoadInterleaved2(F32(), line, even, odd);
 }
 
 HWY_INLINE V load_values(const uint16_t* p) {
@@ -57,10 +52,11 @@ HWY_INLINE void score_tile(const T* tile, const float* q, float* scores) {
     V sum[kRows];
     for (V& s : sum) s = hn::Zero(d);
     for (int pair = 0; pair < kDim / 2; ++pair) {
-      const KeyPair key = load_pair(tile + (pair * kKeyTile + part) * 2);
+      V even, odd;
+      load_pair(tile + (pair * kKeyTile + part) * 2, even, odd);
       for (int r = 0; r < kRows; ++r) {
-        sum[r] = hn::MulAdd(key.even, hn::Set(d, q[r * kDim + 2 * pair]), sum[r]);
-        sum[r] = hn::MulAdd(key.odd, hn::Set(d, q[r * kDim + 2 * pair + 1]), sum[r]);
+        sum[r] = hn::MulAdd(even, hn::Set(d, q[r * kDim + 2 * pair]), sum[r]);
+        sum[r] = hn::MulAdd(odd, hn::Set(d, q[r * kDim + 2 * pair + 1]), sum[r]);
       }
     }
     for (int r = 0; r < kRows; ++r) hn::StoreU(sum[r], d, scores + r * kKvKeys + part);

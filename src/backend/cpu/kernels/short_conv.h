@@ -1,6 +1,6 @@
 // (14) causal convolution over 4 tokens, then SiLU, for some channels of consecutive rows of one sequence.
-// Sixteen channels pass through all rows with the three earlier inputs in registers, so source and
-// destination state may be the same. Accumulates in fp32, oldest tap first.
+// Accumulates in fp32, oldest tap first. Source and destination state may be the same. Bound by memory and
+// by exp.
 #pragma once
 
 #include <cstdint>

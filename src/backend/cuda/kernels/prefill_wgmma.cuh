@@ -1,8 +1,9 @@
 // Warpgroup matrix products (sm_90a): D[64 x N] += A[64 x 16] * B[16 x N], bf16 operands, fp32 accumulators.
 //
-// A is four registers a lane (the 16 x 16 fragment of mma.m16n8k16 for each of the 4 warps) or a descriptor; B is a
-// descriptor of 128-byte-swizzled shared memory. Accumulator 4 j + {0, 1, 2, 3} of a lane, with g = lane / 4 and
-// t = lane % 4, is D[16 warp + g][8 j + 2 t], [..][8 j + 2 t + 1], [16 warp + g + 8][8 j + 2 t], [..][8 j + 2 t + 1].
+// A is four registers a lane (the 16 x 16 fragment of mma.m16n8k16 for each of the 4 warps) or a descriptor;
+// B is a descriptor of 128-byte-swizzled shared memory. Accumulator 4 j + {0, 1, 2, 3} of a lane, with g =
+// lane / 4 and t = lane % 4, is D[16 warp + g][8 j + 2 t], [..][8 j + 2 t + 1], [16 warp + g + 8][8 j + 2 t],
+// [..][8 j + 2 t + 1].
 //
 // The instruction names every register, hence the lists below. Included by prefill_ops.h on the device only.
 #pragma once

@@ -1,0 +1,1 @@
+// Metal itself stands in emulator/shim; the rewriter includes it in every kernel file.

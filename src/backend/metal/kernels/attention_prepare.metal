@@ -1,0 +1,69 @@
+// Queries and keys before attention (7) (8) (10). One simdgroup a row and head; a lane has 8 of its 256
+// values. fp32 inside, one rounding. Bound by bytes.
+//
+// head_norm_rope: y [T, heads * 256] bf16 = rotated norm of x. kv_append: k, v of each row into the cache.
+// qk_prepare (D4c): both for queries and keys in one dispatch, and the append; heads n_q .. n_q + n_kv - 1 of
+//   the grid are the keys.
+#include "attention.h"
+
+inline void store_head(device bfloat* y, uint lane, thread const float* values) {
+  for (uint i = 0; i < kLaneDims; ++i) y[lane * kLaneDims + i] = bfloat(values[i]);
+}
+
+[[kernel]] void head_norm_rope(device const bfloat* x [[buffer(0)]], device bfloat* y [[buffer(1)]],
+                               device const float* w [[buffer(2)]], constant HeadParams& p [[buffer(20)]],
+                               device const StepRow* rows [[buffer(29)]],
+                               constant StepHeader& step [[buffer(30)]],
+                               uint2 at [[threadgroup_position_in_grid]],
+                               uint lane [[thread_index_in_simdgroup]]) {
+  if (at.y >= step.n_rows) return;
+  float values[8];
+  norm_rotate(x + ulong(at.y) * p.x_stride + p.x_first + at.x * p.head_stride, w, p.turns,
+              rows[at.y].position, lane, values);
+  store_head(y + ulong(at.y) * p.y_stride + at.x * kAttentionHead, lane, values);
+}
+
+[[kernel]] void kv_append(device const bfloat* k [[buffer(0)]], device const bfloat* v [[buffer(1)]],
+                          device bfloat* k_cache [[buffer(2)]], device bfloat* v_cache [[buffer(3)]],
+                          constant HeadParams& p [[buffer(20)]], device const uint* blocks [[buffer(27)]],
+                          device const StepSegment* segments [[buffer(28)]],
+                          device const StepRow* rows [[buffer(29)]], constant StepHeader& step [[buffer(30)]],
+                          uint2 at [[threadgroup_position_in_grid]],
+                          uint lane [[thread_index_in_simdgroup]]) {
+  if (at.y >= step.n_rows) return;
+  const ulong to =
+      cache_index(blocks, segments[rows[at.y].segment].first_block, rows[at.y].position, at.x, p.n_kv_heads);
+  for (uint i = 0; i < kLaneDims; ++i) {
+    const uint d = at.x * kAttentionHead + lane * kLaneDims + i;
+    k_cache[to + lane * kLaneDims + i] = k[ulong(at.y) * p.k_stride + p.k_first + d];
+    v_cache[to + lane * kLaneDims + i] = v[ulong(at.y) * p.v_stride + p.v_first + d];
+  }
+}
+
+[[kernel]] void qk_prepare(device const bfloat* in [[buffer(0)]], device bfloat* q [[buffer(1)]],
+                           device const float* q_norm [[buffer(2)]], device const float* k_norm [[buffer(3)]],
+                           device bfloat* k_cache [[buffer(4)]], device bfloat* v_cache [[buffer(5)]],
+                           constant HeadParams& p [[buffer(20)]], device const uint* blocks [[buffer(27)]],
+                           device const StepSegment* segments [[buffer(28)]],
+                           device const StepRow* rows [[buffer(29)]],
+                           constant StepHeader& step [[buffer(30)]],
+                           uint2 at [[threadgroup_position_in_grid]],
+                           uint lane [[thread_index_in_simdgroup]]) {
+  if (at.y >= step.n_rows) return;
+  const uint position = rows[at.y].position;
+  float values[8];
+  if (at.x < p.n_q_heads) {
+    norm_rotate(in + ulong(at.y) * p.x_stride + p.x_first + at.x * p.head_stride, q_norm, p.turns, position,
+                lane, values);
+    store_head(q + ulong(at.y) * p.y_stride + at.x * kAttentionHead, lane, values);
+    return;
+  }
+  const uint head = at.x - p.n_q_heads;
+  norm_rotate(in + ulong(at.y) * p.k_stride + p.k_first + head * kAttentionHead, k_norm, p.turns, position,
+              lane, values);
+  const ulong to =
+      cache_index(blocks, segments[rows[at.y].segment].first_block, position, head, p.n_kv_heads);
+  store_head(k_cache + to, lane, values);
+  device const bfloat* v = in + ulong(at.y) * p.v_stride + p.v_first + head * kAttentionHead;
+  for (uint i = 0; i < kLaneDims; ++i) v_cache[to + lane * kLaneDims + i] = v[lane * kLaneDims + i];
+}

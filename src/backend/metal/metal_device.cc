@@ -1,0 +1,139 @@
+#include "backend/metal/metal_device.h"
+
+#include "backend/metal/kernels/params.h"
+#include "backend/metal/lower.h"
+#include "backend/metal/program.h"
+#include "base/error.h"
+
+namespace lily::metal {
+
+using backend::StateSlot;
+
+MetalDevice::MetalDevice(std::unique_ptr<metal::Device> gpu, std::string backend,
+                         const KernelLibrary& kernels, int64_t timeout_ms)
+    : gpu_(std::move(gpu)),
+      timeout_ms_(timeout_ms),
+      info_{.backend = std::move(backend),
+            .name = gpu_->name(),
+            .memory_bytes = static_cast<int64_t>(gpu_->limits().recommended_working_set)},
+      library_(gpu_->make_library(kernels)) {}
+
+MetalDevice::~MetalDevice() = default;
+
+plan::Policy MetalDevice::policy(const model::Dims&) const { return default_policy(); }
+
+void MetalDevice::load(const model::Checkpoint& checkpoint, const backend::Progress& progress) {
+  LILY_CHECK(!weights_.has_value(), "a device loads once");
+  dims_ = checkpoint.dims();
+  weights_.emplace(*gpu_, checkpoint, progress);
+  gpu_->make_resident();
+}
+
+void MetalDevice::reserve(const backend::MemorySpec& spec, const plan::Policy& policy) {
+  LILY_CHECK(weights_.has_value(), "reserve before load");
+  LILY_CHECK(n_in_flight_ == 0, "{} steps are in flight", n_in_flight_);
+  if (policy.kv != plan::FloatType::bf16)
+    fail(Fault::user, "policy.kv: the Metal backend keeps keys and values in bf16, not fp32");
+  wait_for_copy();
+  const size_t limit = gpu_->limits().recommended_working_set;
+  const size_t needed = Memory::total_bytes(dims_, spec) + static_cast<size_t>(weights_->n_bytes());
+  if (limit != 0 && needed > limit)
+    fail(Fault::device,
+         "weights, {} states and {} KV blocks take {:.1f} GB and this GPU should hold at most {:.1f} GB; ask "
+         "for a "
+         "shorter context or fewer sequences",
+         spec.n_state_slots, spec.n_kv_blocks, static_cast<double>(needed) * 1e-9,
+         static_cast<double>(limit) * 1e-9);
+  memory_.reset();
+  memory_.emplace(*gpu_, dims_, spec);
+  gpu_->make_resident();
+}
+
+const Memory& MetalDevice::memory() const {
+  LILY_CHECK(memory_.has_value(), "no memory is reserved");
+  return *memory_;
+}
+
+std::unique_ptr<backend::Program> MetalDevice::compile(plan::Plan plan) {
+  LILY_CHECK(weights_.has_value(), "compile before load");
+  return std::make_unique<MetalProgram>(*this, std::move(plan));
+}
+
+const Pipeline& MetalDevice::pipeline(const std::string& kernel) {
+  auto& slot = pipelines_[kernel];
+  if (slot == nullptr) slot = library_->make_pipeline(kernel);
+  return *slot;
+}
+
+void MetalDevice::need_scratch(size_t bytes) {
+  if (n_in_flight_ == 0) outgrown_.clear();
+  if (scratch_ != nullptr && scratch_->length() >= bytes) return;
+  if (scratch_ != nullptr && n_in_flight_ > 0) outgrown_.push_back(std::move(scratch_));
+  scratch_.reset();
+  scratch_ = gpu_->make_buffer(bytes, BufferUse::mutable_data, "scratch");
+}
+
+// On the GPU's queue, behind the steps that write src and in front of those that read dst.
+void MetalDevice::copy_state(StateSlot src, StateSlot dst) {
+  const Memory& m = memory();
+  const auto check = [&](StateSlot slot) {
+    LILY_CHECK(static_cast<int>(slot) >= 0 && static_cast<int>(slot) < m.spec().n_state_slots,
+               "state slot {}", static_cast<int>(slot));
+  };
+  check(dst);
+  if (src != backend::kNoState) check(src);
+  wait_for_copy();
+  copy_ = gpu_->make_command_buffer("copy state");
+  Encoder& encoder = copy_->make_encoder();
+  encoder.set_pipeline(pipeline("copy_slot"));
+  const auto copy = [&](const Buffer& slots, size_t slot_bytes) {
+    const auto n = static_cast<uint32_t>(slot_bytes / 16);
+    encoder.set_buffer(0, slots);
+    encoder.set_value(
+        kParamsIndex,
+        kernels::CopyParams{.n = n, .from = static_cast<int32_t>(src), .to = static_cast<uint32_t>(dst)});
+    std::vector<Access> accesses = {
+        {&slots, static_cast<size_t>(dst) * slot_bytes, slot_bytes, Access::Kind::write}};
+    if (src != backend::kNoState)
+      accesses.push_back({&slots, static_cast<size_t>(src) * slot_bytes, slot_bytes, Access::Kind::read});
+    encoder.dispatch_threadgroups({(n + 255) / 256, 1, 1}, {256, 1, 1}, accesses);
+  };
+  for (int layer = 0; layer < dims_.n_layers; ++layer) {
+    if (dims_.mixer(layer) != model::Mixer::delta) continue;
+    copy(m.delta_state(layer), m.delta_slot_bytes());
+    copy(m.conv_state(layer), m.conv_slot_bytes());
+  }
+  encoder.end();
+  copy_->commit();
+}
+
+void MetalDevice::wait_for_copy() {
+  if (copy_ == nullptr) return;
+  const std::unique_ptr<CommandBuffer> copy = std::move(copy_);
+  copy->wait_until_completed(timeout_ms_);
+}
+
+std::vector<float> MetalDevice::read_delta_state(StateSlot slot, int layer) {
+  wait_for_copy();
+  return memory().read_delta(static_cast<int>(slot), layer);
+}
+void MetalDevice::write_delta_state(StateSlot slot, int layer, std::span<const float> data) {
+  wait_for_copy();
+  memory_->write_delta(static_cast<int>(slot), layer, data);
+}
+std::vector<float> MetalDevice::read_conv_state(StateSlot slot, int layer) {
+  wait_for_copy();
+  return memory().read_conv(static_cast<int>(slot), layer);
+}
+void MetalDevice::write_conv_state(StateSlot slot, int layer, std::span<const float> data) {
+  wait_for_copy();
+  memory_->write_conv(static_cast<int>(slot), layer, data);
+}
+std::vector<float> MetalDevice::read_kv(Kv which, int layer, int block, int n_tokens) {
+  return memory().read_kv(which == Kv::k, layer, block, n_tokens);
+}
+void MetalDevice::write_kv(Kv which, int layer, int block, int n_tokens, std::span<const float> data) {
+  memory_->write_kv(which == Kv::k, layer, block, n_tokens, data);
+}
+
+}  // namespace lily::metal

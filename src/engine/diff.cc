@@ -1,0 +1,250 @@
+#include "engine/diff.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "base/error.h"
+#include "engine/tolerance.h"
+#include "plan/uses.h"
+
+namespace lily::engine {
+namespace {
+
+using backend::Device;
+using backend::kKvBlockTokens;
+using backend::StateSlot;
+using plan::Resource;
+
+constexpr StateSlot kBefore{0}, kAfter{1};
+
+// Experts at ranks 8 and 9 that are closer than this (relative) may change places where the logits are not
+// the same.
+constexpr double kRouterNearTie = 1e-2;
+
+class OpByOp {
+ public:
+  OpByOp(Device& candidate, Device& reference, const plan::Plan& plan, const backend::StepInputs& inputs)
+      : a_(candidate), b_(reference), plan_(plan), inputs_(inputs) {
+    precision_ = both(precision_of(candidate.info().backend, plan.policy),
+                      precision_of(reference.info().backend, plan.policy));
+  }
+
+  DiffReport run(const std::string& until) {
+    const auto program_a = a_.compile(plan_), program_b = b_.compile(plan_);
+    program_a->submit(inputs_);
+    program_a->wait();
+    for (size_t i = 0; i < plan_.ops.size(); ++i) {
+      const plan::Op& op = plan_.ops[i];
+      const std::vector<plan::Use> uses = plan::uses(op);
+      for (const plan::Use& use : uses)
+        if (use.resource == Resource::value && use.reads()) {
+          // In place, the sum has replaced its input: such a plan keeps values apart, so this cannot be.
+          LILY_CHECK(!use.writes(), "{} updates a value in place", plan::kind_name(op));
+          program_b->write(use.value, program_a->read(use.value));
+        }
+      program_b->run_ops(inputs_, static_cast<int>(i), static_cast<int>(i) + 1);
+      ++report_.n_ops;
+      bool last = false;
+      for (const plan::Use& use : uses) {
+        if (!use.writes()) continue;
+        compare(op, use, *program_a, *program_b);
+        last = last || (use.resource == Resource::value && plan_.value(use.value).name == until);
+      }
+      if (last) break;
+    }
+    return report_;
+  }
+
+ private:
+  void compare(const plan::Op& op, const plan::Use& use, backend::Program& a, backend::Program& b) {
+    const OpSize size = op_size(plan_, op);
+    if (use.resource == Resource::value) {
+      const plan::Value& value = plan_.value(use.value);
+      if (value.rows == plan::RowSpace::blocks || value.rows == plan::RowSpace::one)
+        return;  // a backend's own order
+      const std::vector<float> x = a.read(use.value), y = b.read(use.value);
+      if (value.type == plan::Type::i32) compare_ids(op, value, x, y, b);
+      else compare_rows(op, size, value.name, value.cols, x, y, near_ties(op, value, b));
+    } else if (use.resource == Resource::delta_state) {
+      compare_rows(op, size, fmt::format("layers.{}.delta_state", use.layer), model::kDeltaHeadDim,
+                   a_.read_delta_state(kAfter, use.layer), b_.read_delta_state(kAfter, use.layer), {});
+    } else if (use.resource == Resource::conv_state) {
+      compare_rows(op, size, fmt::format("layers.{}.conv_state", use.layer), plan_.dims.conv_channels(),
+                   a_.read_conv_state(kAfter, use.layer), b_.read_conv_state(kAfter, use.layer), {});
+    } else if (use.resource == Resource::kv) {
+      compare_kv(op, size, use.layer);
+    }
+  }
+
+  // Then both go on with the candidate's.
+  void compare_kv(const plan::Op& op, const OpSize& size, int layer) {
+    const backend::Segment& s = inputs_.segments[0];
+    const int n_tokens = s.position + s.n_rows;
+    OpSize with_kv = size;
+    with_kv.dots = true;
+    for (const auto& [which, name] : {std::pair{Device::Kv::k, "k"}, std::pair{Device::Kv::v, "v"}}) {
+      std::vector<float> x, y;
+      for (int first = 0; first < n_tokens; first += kKvBlockTokens) {
+        const int block = inputs_.block_table[static_cast<size_t>(first / kKvBlockTokens)];
+        const int n = std::min(kKvBlockTokens, n_tokens - first);
+        const std::vector<float> part = a_.read_kv(which, layer, block, n),
+                                 other = b_.read_kv(which, layer, block, n);
+        x.insert(x.end(), part.begin(), part.end());
+        y.insert(y.end(), other.begin(), other.end());
+        b_.write_kv(which, layer, block, n, part);
+      }
+      compare_rows(op, with_kv, fmt::format("layers.{}.{}", layer, name), plan_.dims.kv_width(), x, y, {});
+    }
+  }
+
+  // Rows in which rounding may have chosen other experts: only where the op makes its logits itself.
+  std::vector<bool> near_ties(const plan::Op& op, const plan::Value& value, backend::Program& b) const {
+    const auto* router = std::get_if<plan::NormRouter>(&op);
+    if (router == nullptr || value.cols != model::kExpertsPerToken) return {};
+    const std::vector<float> logits = b.read(router->logits);
+    const auto cols = static_cast<size_t>(plan_.value(router->logits).cols);
+    std::vector<bool> rows;
+    for (size_t first = 0; first + cols <= logits.size(); first += cols) {
+      std::vector<float> row(logits.begin() + static_cast<std::ptrdiff_t>(first),
+                             logits.begin() + static_cast<std::ptrdiff_t>(first + cols - 1));
+      std::sort(row.rbegin(), row.rend());
+      bool tie = false;  // p8 / p9 - 1 of any two neighbours, since the order counts too
+      for (size_t i = 0; i < model::kExpertsPerToken && i + 1 < row.size(); ++i)
+        tie = tie || std::expm1(static_cast<double>(row[i]) - row[i + 1]) < kRouterNearTie;
+      rows.push_back(tie);
+    }
+    return rows;
+  }
+
+  void compare_ids(const plan::Op& op, const plan::Value& value, const std::vector<float>& x,
+                   const std::vector<float>& y, backend::Program& b) {
+    const std::vector<bool> skip = near_ties(op, value, b);
+    LILY_CHECK(x.size() == y.size(), "{}: {} and {} values", value.name, x.size(), y.size());
+    for (size_t i = 0; i < x.size(); ++i) {
+      const auto row = static_cast<int64_t>(i) / value.cols;
+      if (static_cast<size_t>(row) < skip.size() && skip[static_cast<size_t>(row)]) continue;
+      note({.op = plan::kind_name(op),
+            .value = value.name,
+            .row = row,
+            .col = static_cast<int64_t>(i) % value.cols,
+            .candidate = x[i],
+            .reference = y[i],
+            .error = std::abs(static_cast<double>(x[i]) - y[i]),
+            .tolerance = 0.5});
+    }
+  }
+
+  void compare_rows(const plan::Op& op, const OpSize& size, const std::string& name, int64_t cols,
+                    const std::vector<float>& x, const std::vector<float>& y, const std::vector<bool>& skip) {
+    LILY_CHECK(x.size() == y.size(), "{}: {} and {} values", name, x.size(), y.size());
+    const auto width = static_cast<size_t>(cols);
+    for (size_t first = 0; first + width <= x.size(); first += width) {
+      if (first / width < skip.size() && skip[first / width]) continue;
+      const double rms = root_mean_square(std::span(y).subspan(first, width));
+      for (size_t i = first; i < first + width; ++i) {
+        const double error = std::abs(static_cast<double>(x[i]) - y[i]);
+        note({.op = plan::kind_name(op),
+              .value = name,
+              .row = static_cast<int64_t>(first / width),
+              .col = static_cast<int64_t>(i - first),
+              .candidate = x[i],
+              .reference = y[i],
+              .error = std::isnan(error) ? std::numeric_limits<double>::infinity() : error,
+              .tolerance = op_tolerance(precision_, size, rms, y[i])});
+      }
+    }
+  }
+
+  void note(const Difference& d) {
+    ++report_.n_values;
+    if (d.error > d.tolerance && !report_.first) report_.first = d;
+    const auto share = [](const Difference& x) {
+      return x.error == 0      ? 0
+             : x.tolerance > 0 ? x.error / x.tolerance
+                               : std::numeric_limits<double>::infinity();
+    };
+    if (!report_.worst || share(d) > share(*report_.worst)) report_.worst = d;
+  }
+
+  Device &a_, &b_;
+  const plan::Plan& plan_;
+  const backend::StepInputs& inputs_;
+  Precision precision_;
+  DiffReport report_;
+};
+
+void copy_sequence(Device& from, Device& to, const model::Dims& dims, int n_tokens,
+                   std::span<const int32_t> blocks) {
+  for (int layer = 0; layer < dims.n_layers; ++layer) {
+    if (dims.mixer(layer) == model::Mixer::delta) {
+      to.write_delta_state(kBefore, layer, from.read_delta_state(kBefore, layer));
+      to.write_conv_state(kBefore, layer, from.read_conv_state(kBefore, layer));
+      continue;
+    }
+    for (const auto which : {Device::Kv::k, Device::Kv::v})
+      for (int first = 0; first < n_tokens; first += kKvBlockTokens) {
+        const int block = blocks[static_cast<size_t>(first / kKvBlockTokens)];
+        const int n = std::min(kKvBlockTokens, n_tokens - first);
+        to.write_kv(which, layer, block, n, from.read_kv(which, layer, block, n));
+      }
+  }
+}
+
+}  // namespace
+
+std::string Difference::line() const {
+  return fmt::format("{} {}[{}, {}]: {} against {}, apart by {:.3g} where {:.3g} is allowed", op, value, row,
+                     col, candidate, reference, error, tolerance);
+}
+
+DiffReport diff(Device& candidate, Device& reference, const model::Dims& dims, const plan::Policy& policy,
+                std::span<const int32_t> tokens, const DiffOptions& options) {
+  const bool decode = options.phase == plan::Phase::decode;
+  const auto n = static_cast<int>(tokens.size());
+  if (n < (decode ? 2 : 1)) fail(Fault::user, "{} tokens are too few to compare a step", n);
+  const int n_before = decode ? n - 1 : 0;
+  std::vector<int32_t> blocks;
+  for (int32_t b = 0; b * kKvBlockTokens < n; ++b) blocks.push_back(b);
+  const backend::MemorySpec memory{
+      .n_state_slots = 2, .n_kv_blocks = static_cast<int>(blocks.size()), .n_token_slots = 2, .max_rows = n};
+  candidate.reserve(memory, policy);
+  reference.reserve(memory, policy);
+
+  const auto plan_of = [&](plan::Phase phase, int rows, plan::Ending ending) {
+    return plan::forward(dims,
+                         {.phase = phase,
+                          .rows = rows,
+                          .outputs = ending == plan::Ending::none ? 0 : 1,
+                          .context = n,
+                          .ending = ending},
+                         policy, {.keep_values = true});
+  };
+  if (decode) {
+    const std::vector<backend::Segment> segment = {
+        {.n_rows = n_before, .position = 0, .src = backend::kNoState, .dst = kBefore}};
+    const auto program = candidate.compile(plan_of(plan::Phase::prefill, n_before, plan::Ending::none));
+    program->submit({.tokens = tokens.first(static_cast<size_t>(n_before)),
+                     .segments = segment,
+                     .block_table = blocks,
+                     .n_tokens = dims.vocab});
+    program->wait();
+    copy_sequence(candidate, reference, dims, n_before, blocks);
+  }
+  const int n_rows = n - n_before;
+  const plan::Plan plan = plan_of(options.phase, n_rows, plan::Ending::logits);
+  if (!options.until.empty() && std::none_of(plan.values.begin(), plan.values.end(),
+                                             [&](const plan::Value& v) { return v.name == options.until; }))
+    fail(Fault::user, "this plan has no value '{}'; lily plan --list shows their names", options.until);
+  const std::vector<backend::Segment> segment = {
+      {.n_rows = n_rows, .position = n_before, .src = decode ? kBefore : backend::kNoState, .dst = kAfter}};
+  const std::vector<int32_t> output_rows = {n_rows - 1};
+  const backend::StepInputs inputs{.tokens = tokens.subspan(static_cast<size_t>(n_before)),
+                                   .segments = segment,
+                                   .block_table = blocks,
+                                   .output_rows = output_rows,
+                                   .n_tokens = dims.vocab};
+  return OpByOp(candidate, reference, plan, inputs).run(options.until);
+}
+
+}  // namespace lily::engine

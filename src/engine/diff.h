@@ -1,0 +1,46 @@
+// Runs one plan on two backends op by op and names the first op, coordinate and values that differ: `lily
+// diff`.
+//
+// The whole step runs on the candidate, every value kept. Then each op by itself: its inputs are copied from
+// the candidate into the other backend's program, the op runs there, and what both wrote is compared. So an
+// error shows at the op that makes it, and is not carried on.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "backend/backend.h"
+#include "plan/plan.h"
+
+namespace lily::engine {
+
+struct Difference {
+  std::string op;     // "experts_gate_up"
+  std::string value;  // "layers.3.experts_mid", "layers.2.delta_state", "layers.3.k"
+  int64_t row = 0, col = 0;
+  float candidate = 0, reference = 0;
+  double error = 0, tolerance = 0;
+  std::string line() const;  // one line for people
+};
+
+struct DiffOptions {
+  plan::Phase phase = plan::Phase::prefill;
+  std::string until;  // the last value to compare, "layers.3.router_logits"; empty: all
+};
+
+struct DiffReport {
+  int n_ops = 0;
+  int64_t n_values = 0;             // numbers compared
+  std::optional<Difference> first;  // the first one above its tolerance
+  std::optional<Difference> worst;  // the largest share of its tolerance
+};
+
+// Both devices are loaded with the same checkpoint; their memory is reserved anew. Prefill: `tokens` are one
+// prompt chunk. Decode: all but the last are read first, and the step of the last one is compared. Throws
+// Error(Fault::user) if `until` names no value of the plan.
+DiffReport diff(backend::Device& candidate, backend::Device& reference, const model::Dims& dims,
+                const plan::Policy& policy, std::span<const int32_t> tokens, const DiffOptions& options = {});
+
+}  // namespace lily::engine

@@ -1,0 +1,130 @@
+// What plans become: counts of launches and stages, and barriers that each separate what conflicts.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "backend/metal/lower.h"
+#include "base/error.h"
+
+namespace lily::metal {
+namespace {
+
+using plan::Ending;
+using plan::Phase;
+
+plan::Plan make_plan(const model::Dims& dims, Phase phase, int rows, int64_t context,
+                     const plan::Policy& policy, Ending ending = Ending::greedy) {
+  return plan::forward(
+      dims, {.phase = phase, .rows = rows, .outputs = 1, .context = context, .ending = ending}, policy);
+}
+
+bool overlap(const Place& a, const Place& b) {
+  if (a.kind != b.kind || a.part != b.part || a.layer != b.layer || !(a.weight == b.weight)) return false;
+  if (a.bytes == 0 || b.bytes == 0) return true;
+  return a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
+}
+
+// What a dispatch touches, the arguments of an indirect one included.
+std::vector<Argument> touched(const Dispatch& d) {
+  std::vector<Argument> all = d.arguments;
+  if (d.is_indirect) all.push_back({-1, d.indirect, Access::Kind::read});
+  return all;
+}
+
+bool conflict(const Dispatch& a, const Dispatch& b) {
+  for (const Argument& x : touched(a))
+    for (const Argument& y : touched(b))
+      if ((x.access != Access::Kind::read || y.access != Access::Kind::read) && overlap(x.place, y.place))
+        return true;
+  return false;
+}
+
+// Each barrier has a conflicting pair right around it, and no group has one inside, but for dispatches that
+// share an output by columns or rows.
+void check_barriers(const plan::Plan& plan) {
+  const Lowered lowered = lower(plan);
+  const auto run = groups(plan, lowered, 0, static_cast<int>(plan.ops.size()));
+  const auto dispatch = [&](const Group::Item& item) -> const Dispatch& {
+    return lowered.ops[static_cast<size_t>(item.op)].dispatches[static_cast<size_t>(item.dispatch)];
+  };
+  for (size_t g = 0; g < run.size(); ++g) {
+    for (size_t i = 0; i < run[g].items.size(); ++i)
+      for (size_t j = i + 1; j < run[g].items.size(); ++j)
+        if (run[g].items[i].op != run[g].items[j].op)
+          EXPECT_FALSE(conflict(dispatch(run[g].items[i]), dispatch(run[g].items[j])))
+              << dispatch(run[g].items[i]).kernel << " and " << dispatch(run[g].items[j]).kernel;
+    if (g == 0 || run[g].on_host >= 0 || run[g - 1].on_host >= 0) continue;
+    bool found = false;
+    for (const Group::Item& before : run[g - 1].items)
+      for (const Group::Item& after : run[g].items)
+        found = found || conflict(dispatch(before), dispatch(after));
+    EXPECT_TRUE(found) << "the barrier in front of " << dispatch(run[g].items[0]).kernel
+                       << " separates nothing";
+  }
+}
+
+TEST(Lower, ATokenOfTheRealModelNeedsFewerLaunchesAndStagesThanThePublishedEngine) {
+  const plan::Plan plan = make_plan(model::qwen36_35b_a3b(), Phase::decode, 1, 4096, default_policy());
+  const Counts counts = dispatches(plan);
+  fmt::print("decode at 4K: {} launches, {} stages, {} barriers\n", counts.launches, counts.stages,
+             counts.barriers);
+  EXPECT_LT(counts.launches, 795);
+  EXPECT_LE(counts.stages, 250);
+  EXPECT_EQ(counts.barriers, counts.stages - 1);
+}
+
+TEST(Lower, EveryBarrierSeparatesAConflict) {
+  for (const model::Dims& dims : {model::lily_tiny(), model::qwen36_35b_a3b()}) {
+    check_barriers(make_plan(dims, Phase::decode, 1, 4096, default_policy()));
+    check_barriers(make_plan(dims, Phase::decode, 8, 65536, default_policy(), Ending::sampled));
+    check_barriers(make_plan(dims, Phase::prefill, 512, 4096, default_policy(), Ending::candidates));
+    plan::Policy unfused = default_policy();
+    unfused.prefill = unfused.decode = {};
+    check_barriers(make_plan(dims, Phase::decode, 1, 4096, unfused));
+    check_barriers(make_plan(dims, Phase::prefill, 64, 4096, unfused));
+  }
+}
+
+TEST(Lower, SerialExecutionHasABarrierAfterEveryOp) {
+  const model::Dims dims = model::lily_tiny();
+  plan::Policy serial = *plan::without(default_policy(), plan::Mechanism::d3);
+  const plan::Plan plan = make_plan(dims, Phase::decode, 1, 128, serial);
+  EXPECT_GE(dispatches(plan).stages, static_cast<int>(plan.ops.size()));
+  EXPECT_GT(dispatches(plan).stages,
+            dispatches(make_plan(dims, Phase::decode, 1, 128, default_policy())).stages - 1);
+}
+
+TEST(Lower, GroupingOnTheHostSplitsTheEncoder) {
+  const plan::Policy policy = *plan::without(default_policy(), plan::Mechanism::p2);
+  const plan::Plan plan = make_plan(model::lily_tiny(), Phase::prefill, 32, 128, policy);
+  const Lowered lowered = lower(plan);
+  int n_on_host = 0;
+  for (const Group& g : groups(plan, lowered, 0, static_cast<int>(plan.ops.size())))
+    n_on_host += g.on_host >= 0;
+  EXPECT_EQ(n_on_host, model::lily_tiny().n_layers);
+}
+
+TEST(Lower, APolicyThatKernelsCannotFollowIsRefusedByName) {
+  const auto message_of = [](const plan::Policy& policy, Phase phase) -> std::string {
+    try {
+      lower(make_plan(model::lily_tiny(), phase, phase == Phase::decode ? 1 : 32, 128, policy));
+    } catch (const Error& error) {
+      EXPECT_EQ(error.fault(), Fault::user);
+      return error.what();
+    }
+    return "";
+  };
+  plan::Policy p = default_policy();
+  p.activation = plan::FloatType::f32;
+  EXPECT_NE(message_of(p, Phase::decode).find("policy.activation"), std::string::npos);
+  p = default_policy();
+  p.kv = plan::FloatType::f32;
+  EXPECT_NE(message_of(p, Phase::decode).find("policy.kv"), std::string::npos);
+  p = default_policy();
+  p.prefill.down_combine = true;
+  EXPECT_NE(message_of(p, Phase::prefill).find("down_combine"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace lily::metal

@@ -1,0 +1,62 @@
+#include "tests/backend/metal/rig.h"
+
+#include <random>
+
+#include "lily_metal_kernels.h"
+#include "lily_metal_kernels_emulated.h"
+#include "tests/support/golden.h"
+
+namespace lily::test {
+
+EmulatedMetal make_emulated_metal(const model::Checkpoint& checkpoint, const EmulatedOptions& options) {
+  auto gpu =
+      emulator::make_emulated_device({.libraries = {options.traced ? &emulator::lily_metal_kernels_traced
+                                                                   : &emulator::lily_metal_kernels_plain},
+                                      .seed = options.seed,
+                                      .shuffle = options.seed != 0,
+                                      .max_delay_us = options.max_delay_us,
+                                      .keep_counters = options.keep_counters,
+                                      .on_finding = options.on_finding});
+  EmulatedMetal metal;
+  metal.gpu = gpu.get();
+  metal.device = std::make_unique<metal::MetalDevice>(std::move(gpu), "metal-emulated",
+                                                      metal::lily_metal_kernels, 600'000);
+  metal.device->load(checkpoint, {});
+  metal.device->reserve({.n_state_slots = kSlots, .n_kv_blocks = kBlocks, .n_token_slots = 8},
+                        metal.device->policy(checkpoint.dims()));
+  return metal;
+}
+
+const model::Checkpoint& tiny_checkpoint() {
+  static const model::Checkpoint checkpoint = model::Checkpoint::open(kTinyModel);
+  return checkpoint;
+}
+
+Inputs::Inputs(const std::vector<Sequence>& sequences, int blocks_a_sequence, int n_tokens, bool all_outputs)
+    : n_tokens_(n_tokens) {
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    const Sequence& s = sequences[i];
+    segments_.push_back({.first_row = static_cast<int32_t>(tokens_.size()),
+                         .n_rows = static_cast<int32_t>(s.tokens.size()),
+                         .position = s.position,
+                         .src = s.src,
+                         .dst = s.dst,
+                         .first_block = static_cast<int32_t>(i) * blocks_a_sequence});
+    tokens_.insert(tokens_.end(), s.tokens.begin(), s.tokens.end());
+    // Blocks in an order of their own, so that a table that is not read shows.
+    for (int b = blocks_a_sequence - 1; b >= 0; --b)
+      blocks_.push_back(static_cast<int32_t>(i) * blocks_a_sequence + b);
+    if (!all_outputs) output_rows_.push_back(static_cast<int32_t>(tokens_.size()) - 1);
+  }
+  if (all_outputs)
+    for (size_t t = 0; t < tokens_.size(); ++t) output_rows_.push_back(static_cast<int32_t>(t));
+}
+
+std::vector<int32_t> random_tokens(int n, int vocab, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<int32_t> tokens(static_cast<size_t>(n));
+  for (int32_t& t : tokens) t = static_cast<int32_t>(random() % static_cast<uint64_t>(vocab));
+  return tokens;
+}
+
+}  // namespace lily::test

@@ -1,0 +1,210 @@
+// Whole steps on the emulated GPU: what is encoded, what schedules may change, and what a missing barrier
+// does.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "backend/metal/lower.h"
+#include "tests/backend/metal/rig.h"
+
+namespace lily {
+namespace {
+
+using backend::StateSlot;
+using plan::Ending;
+using plan::Mechanism;
+using plan::Phase;
+using plan::Policy;
+using test::Inputs;
+
+model::Dims half_tiny() {
+  model::Dims d = test::tiny_checkpoint().dims();
+  d.n_layers = 4;
+  return d;
+}
+
+plan::Plan make_plan(Phase phase, int rows, const Policy& policy, Ending ending = Ending::logits,
+                     int64_t context = 128) {
+  return plan::forward(half_tiny(),
+                       {.phase = phase, .rows = rows, .outputs = 1, .context = context, .ending = ending},
+                       policy);
+}
+
+Inputs one_sequence(std::vector<int32_t> tokens, int position) {
+  return Inputs({{.tokens = std::move(tokens),
+                  .position = position,
+                  .src = position == 0 ? backend::kNoState : StateSlot{0},
+                  .dst = StateSlot{0}}},
+                2, half_tiny().vocab, false);
+}
+
+// Logits after a prompt, and after each of three more tokens.
+std::vector<float> logits_of(metal::MetalDevice& device, const Policy& policy, int prompt_rows) {
+  std::vector<float> all;
+  const auto run = [&](backend::Program& program, std::vector<int32_t> tokens, int position) {
+    const Inputs inputs = one_sequence(std::move(tokens), position);
+    program.submit(inputs.get());
+    const auto logits = program.wait().logits;
+    all.insert(all.end(), logits.begin(), logits.end());
+  };
+  const auto prefill = device.compile(make_plan(Phase::prefill, prompt_rows, policy));
+  const auto decode = device.compile(make_plan(Phase::decode, 1, policy));
+  run(*prefill, test::random_tokens(prompt_rows, half_tiny().vocab, 3), 0);
+  for (int i = 0; i < 3; ++i) run(*decode, {100 + i}, prompt_rows + i);
+  return all;
+}
+
+TEST(Steps, TheEncoderGetsWhatThePlanSays) {
+  auto metal = test::make_emulated_metal(test::tiny_checkpoint(), {.keep_counters = true});
+  for (const bool is_decode : {true, false}) {
+    const plan::Plan plan = make_plan(is_decode ? Phase::decode : Phase::prefill, is_decode ? 1 : 20,
+                                      metal::default_policy(), Ending::greedy);
+    const auto program = metal.device->compile(plan);
+    metal.gpu->take_counters();
+    program->submit(one_sequence(test::random_tokens(is_decode ? 1 : 20, 8000, 1), 0).get());
+    program->wait();
+    const auto counters = metal.gpu->take_counters();
+    const metal::Counts counts = metal::dispatches(plan);
+    EXPECT_EQ(static_cast<int>(counters.size()), counts.launches);
+    uint32_t last = 0;
+    for (const auto& c : counters) last = std::max(last, c.stage);
+    EXPECT_EQ(static_cast<int>(last) + 1, counts.stages);
+  }
+}
+
+TEST(Steps, MechanismsThatOnlyRearrangeWorkChangeNoBit) {
+  auto metal = test::make_emulated_metal(test::tiny_checkpoint());
+  const Policy policy = metal::default_policy();
+  const std::vector<float> expected = logits_of(*metal.device, policy, 20);
+  EXPECT_EQ(logits_of(*metal.device, policy, 20), expected) << "a second run";
+  for (const Mechanism m : {Mechanism::p2, Mechanism::d2, Mechanism::d3, Mechanism::d5, Mechanism::d6})
+    EXPECT_EQ(logits_of(*metal.device, *plan::without(policy, m), 20), expected) << plan::name(m);
+  Policy split = policy;
+  split.fixed_blocks_from_context = 1;
+  const std::vector<float> with_parts = logits_of(*metal.device, split, 20);
+  for (const Mechanism m : {Mechanism::d5, Mechanism::d6})
+    EXPECT_EQ(logits_of(*metal.device, *plan::without(split, m), 20), with_parts)
+        << plan::name(m) << ", fixed blocks";
+}
+
+TEST(Steps, SchedulesChangeNoBit) {
+  auto metal = test::make_emulated_metal(test::tiny_checkpoint());
+  const std::vector<float> expected = logits_of(*metal.device, metal::default_policy(), 20);
+  for (const uint64_t seed : {1, 2, 3}) {
+    auto shuffled = test::make_emulated_metal(test::tiny_checkpoint(), {.seed = seed});
+    EXPECT_EQ(logits_of(*shuffled.device, metal::default_policy(), 20), expected) << "seed " << seed;
+  }
+}
+
+// Tokens go from step to step through the GPU's slots while two steps are in flight, whatever the delays.
+TEST(Steps, TwoStepsInFlightGiveTheTokensOfOneAtATime) {
+  const auto tokens_of = [&](const test::EmulatedOptions& options, bool two) {
+    auto metal = test::make_emulated_metal(test::tiny_checkpoint(), options);
+    const auto prefill =
+        metal.device->compile(make_plan(Phase::prefill, 12, metal::default_policy(), Ending::greedy));
+    const auto decode =
+        metal.device->compile(make_plan(Phase::decode, 1, metal::default_policy(), Ending::greedy));
+    std::vector<int32_t> tokens;
+    Inputs prompt = one_sequence(test::random_tokens(12, 8000, 5), 0);
+    prompt.segments()[0].token_out = backend::TokenSlot{0};
+    prefill->submit(prompt.get());
+    tokens.push_back(prefill->wait().tokens[0]);
+    int in_flight = 0;
+    const auto collect = [&] {
+      tokens.push_back(decode->wait().tokens[0]);
+      --in_flight;
+    };
+    for (int i = 0; i < 8; ++i) {
+      Inputs step = one_sequence({backend::kTokenFromSlot}, 12 + i);
+      step.segments()[0].token_in = backend::TokenSlot{i % 2};
+      step.segments()[0].token_out = backend::TokenSlot{(i + 1) % 2};
+      decode->submit(step.get());
+      if (++in_flight == (two ? 2 : 1)) collect();
+    }
+    while (in_flight > 0) collect();
+    return tokens;
+  };
+  const auto expected = tokens_of({}, false);
+  EXPECT_EQ(tokens_of({}, true), expected);
+  EXPECT_EQ(tokens_of({.seed = 9, .max_delay_us = 3000}, true), expected);
+}
+
+TEST(Steps, StateSlotsAreCopiedAndReadBackInTheirCanonicalLayout) {
+  auto metal = test::make_emulated_metal(test::tiny_checkpoint());
+  metal::MetalDevice& d = *metal.device;
+  const model::Dims dims = half_tiny();
+  std::vector<float> delta(static_cast<size_t>(dims.delta_state_bytes_per_layer() / 4));
+  for (size_t i = 0; i < delta.size(); ++i) delta[i] = static_cast<float>(i);
+  std::vector<float> conv(static_cast<size_t>(3 * dims.conv_channels()));
+  for (size_t i = 0; i < conv.size(); ++i) conv[i] = static_cast<float>(i % 251);
+  for (int layer = 0; layer < test::tiny_checkpoint().dims().n_layers; ++layer) {
+    if (dims.mixer(layer) != model::Mixer::delta) continue;
+    d.write_delta_state(StateSlot{1}, layer, delta);
+    d.write_conv_state(StateSlot{1}, layer, conv);
+  }
+  d.copy_state(StateSlot{1}, StateSlot{4});
+  EXPECT_EQ(d.read_delta_state(StateSlot{4}, 2), delta);
+  EXPECT_EQ(d.read_conv_state(StateSlot{4}, 2), conv);
+  d.copy_state(backend::kNoState, StateSlot{4});
+  EXPECT_EQ(d.read_delta_state(StateSlot{4}, 2), std::vector<float>(delta.size(), 0.0f));
+}
+
+struct TracedStep {
+  Phase phase;
+  int rows;
+};
+
+class Traced : public testing::TestWithParam<TracedStep> {};
+
+TEST_P(Traced, AStepHasNoFindings) {
+  auto metal = test::make_emulated_metal(
+      test::tiny_checkpoint(),
+      {.traced = true, .seed = 4, .on_finding = emulator::Options::OnFinding::nothing});
+  const auto [phase, rows] = GetParam();
+  const auto program = metal.device->compile(make_plan(phase, rows, metal::default_policy(), Ending::greedy));
+  program->submit(one_sequence(test::random_tokens(rows, 8000, 1), 0).get());
+  program->wait();
+  for (const auto& finding : metal.gpu->findings())
+    ADD_FAILURE() << to_string(finding.kind) << " in " << finding.kernel << ": " << finding.message;
+}
+
+// One barrier of each kind (named by the kernels around it) left out: the emulator misses it.
+TEST_P(Traced, AMissingBarrierIsReported) {
+  auto metal = test::make_emulated_metal(
+      test::tiny_checkpoint(), {.traced = true, .on_finding = emulator::Options::OnFinding::nothing});
+  const auto [phase, rows] = GetParam();
+  const plan::Plan plan = make_plan(phase, rows, metal::default_policy(), Ending::greedy);
+  const auto program = metal.device->compile(plan);
+  auto& metal_program = dynamic_cast<metal::MetalProgram&>(*program);
+  const metal::Lowered& lowered = metal_program.lowered();
+  const auto run = metal::groups(plan, lowered, 0, static_cast<int>(plan.ops.size()));
+  const auto first_kernel = [&](const metal::Group& g) {
+    return lowered.ops[static_cast<size_t>(g.items[0].op)]
+        .dispatches[static_cast<size_t>(g.items[0].dispatch)]
+        .kernel;
+  };
+  std::map<std::string, int> kinds;
+  for (size_t g = 1; g < run.size(); ++g)
+    kinds.emplace(first_kernel(run[g - 1]) + " | " + first_kernel(run[g]), static_cast<int>(g));
+  for (const auto& [kind, group] : kinds) {
+    metal.gpu->clear_findings();
+    metal_program.leave_out_barrier(group);
+    program->submit(one_sequence(test::random_tokens(rows, 8000, 1), 0).get());
+    program->wait();
+    const auto findings = metal.gpu->findings();
+    EXPECT_TRUE(std::any_of(
+        findings.begin(), findings.end(),
+        [](const auto& f) { return f.kind == emulator::Finding::Kind::missing_dispatch_barrier; }))
+        << "without the barrier " << kind;
+  }
+  fmt::print("{} kinds of barriers\n", kinds.size());
+}
+
+INSTANTIATE_TEST_SUITE_P(Phases, Traced,
+                         testing::Values(TracedStep{Phase::decode, 1}, TracedStep{Phase::prefill, 9}));
+
+}  // namespace
+}  // namespace lily

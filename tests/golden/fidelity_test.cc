@@ -1,0 +1,123 @@
+// Golden outputs of an independent implementation on the bundled model: perplexity, top tokens, greedy
+// answers and the layers. The reference is slow: here it answers the shortest prompts, in slow_test.cc
+// everything.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "engine/diff.h"
+#include "engine/layers.h"
+#include "tests/golden/golden_model.h"
+
+namespace lily::engine {
+namespace {
+
+using plan::FloatType;
+
+std::vector<GoldenPrompt> shortest_prompts(size_t n) {
+  std::vector<GoldenPrompt> prompts = test::tiny_goldens().prompts;
+  const auto length = [](const GoldenPrompt& p) { return p.prompt.size() + p.output.size(); };
+  std::stable_sort(prompts.begin(), prompts.end(),
+                   [&](const auto& a, const auto& b) { return length(a) < length(b); });
+  prompts.resize(n);
+  return prompts;
+}
+
+// Steps whose two likeliest tokens are closer than this in the golden outputs may go either way.
+constexpr float kMarginOfATie = 0.02f;
+
+void expect_greedy(const GreedyReport& report, const std::vector<GoldenPrompt>& prompts) {
+  for (size_t i = 0; i < prompts.size(); ++i)
+    EXPECT_LT(report.each[i].divergence_margin, kMarginOfATie)
+        << prompts[i].task << ": parts from the golden answer after " << report.each[i].n_agreed << " tokens";
+  EXPECT_GE(static_cast<double>(report.exact), 0.95 * static_cast<double>(report.prompts));
+}
+
+TEST(Cpu, PerplexityAndTopTokensWithFullPrecisionKv) {
+  const auto executor = test::tiny_on("cpu", FloatType::f32).make_executor();
+  const GoldenForced& golden = *test::tiny_goldens().forced;
+  const ForcedReport report = compare(score(*executor, golden.ids, golden.positions), golden);
+  EXPECT_EQ(report.predictions, 2047);
+  EXPECT_EQ(report.positions, 192);
+  EXPECT_NEAR(report.perplexity_ratio(), 1, 2e-4);
+  EXPECT_GE(report.top1_agreement, 190);
+}
+
+TEST(Cpu, PerplexityAndTopTokensWithBf16Kv) {
+  const auto executor = test::tiny_on("cpu", FloatType::bf16).make_executor();
+  const GoldenForced& golden = *test::tiny_goldens().forced;
+  const ForcedReport report = compare(score(*executor, golden.ids, golden.positions), golden);
+  EXPECT_NEAR(report.perplexity_ratio(), 1, 3e-3);
+  EXPECT_GE(report.top1_agreement, 188);
+}
+
+TEST(Cpu, AnswersEveryPromptAsTheGoldens) {
+  for (const FloatType kv : {FloatType::f32, FloatType::bf16}) {
+    Engine engine(test::tiny_on("cpu", kv).make_executor());
+    const auto& prompts = test::tiny_goldens().prompts;
+    expect_greedy(run_greedy(engine, prompts, test::tiny_checkpoint().config().stop_ids), prompts);
+  }
+}
+
+TEST(Cpu, FindsTheNeedleInALongPrompt) {
+  LoadOptions options{.backend = "cpu"};
+  options.memory.context = 5824;
+  const auto model = test::load_tiny(options);
+  Engine engine(model->make_executor());
+  const std::vector<GoldenPrompt> prompt = {*test::tiny_goldens().long_prompt};
+  ASSERT_EQ(prompt[0].prompt.size(), 5764u);
+  expect_greedy(run_greedy(engine, prompt, test::tiny_checkpoint().config().stop_ids), prompt);
+}
+
+TEST(Reference, AnswersTheShortestPromptsAsTheGoldens) {
+  Engine engine(test::tiny_on("reference", FloatType::f32).make_executor());
+  const std::vector<GoldenPrompt> prompts = shortest_prompts(6);
+  const GreedyReport report = run_greedy(engine, prompts, test::tiny_checkpoint().config().stop_ids);
+  expect_greedy(report, prompts);
+  EXPECT_EQ(report.exact, report.prompts);
+}
+
+void expect_layers(LoadedModel& model, const plan::Policy& policy, size_t least) {
+  const auto checks = check_layers(model.device(), model.dims(), policy,
+                                   std::string(test::kTinyGoldens) + "/layers.safetensors");
+  EXPECT_GE(checks.size(), least);
+  for (const LayerCheck& check : checks) EXPECT_TRUE(check.good()) << check.line();
+  const auto skipped =
+      std::count_if(checks.begin(), checks.end(), [](const auto& c) { return c.n_rows_skipped > 0; });
+  EXPECT_LT(skipped, static_cast<std::ptrdiff_t>(checks.size()) / 2) << "almost nothing was compared";
+}
+
+TEST(Reference, EveryLayerIsWithinItsTolerance) {
+  LoadedModel& model = test::tiny_on("reference", FloatType::f32);
+  expect_layers(model, model.policy(), 150);
+}
+
+TEST(Cpu, EveryLayerIsWithinItsTolerance) {
+  for (const FloatType kv : {FloatType::f32, FloatType::bf16}) {
+    LoadedModel& model = test::tiny_on("cpu", kv);
+    plan::Policy plain = model.policy();
+    plain.prefill = plain.decode = {};
+    expect_layers(model, plain, 130);
+    expect_layers(model, model.policy(), 60);
+  }
+}
+
+TEST(Cpu, EveryOpAgreesWithTheReference) {
+  LoadedModel& cpu = test::tiny_on("cpu", FloatType::f32);
+  LoadedModel& reference = test::tiny_on("reference", FloatType::f32);
+  const std::vector<int32_t>& prompt = test::tiny_goldens().prompts[0].prompt;
+  for (const plan::Phase phase : {plan::Phase::prefill, plan::Phase::decode}) {
+    const DiffReport report =
+        diff(cpu.device(), reference.device(), cpu.dims(), cpu.policy(), prompt, {.phase = phase});
+    EXPECT_FALSE(report.first) << report.first->line();
+    EXPECT_GT(report.n_ops, 8 * 5);
+    ASSERT_TRUE(report.worst);
+    EXPECT_GT(report.worst->error, 0) << "two backends with the very same bits compare nothing";
+  }
+  EXPECT_THROW(
+      diff(cpu.device(), reference.device(), cpu.dims(), cpu.policy(), prompt, {.until = "layers.3.tea"}),
+      Error);
+}
+
+}  // namespace
+}  // namespace lily::engine
