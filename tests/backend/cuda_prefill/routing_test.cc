@@ -275,7 +275,7 @@ TEST_P(Rows, EmbeddingGathersAndNorms) {
 INSTANTIATE_TEST_SUITE_P(Shapes, Router,
                          ::testing::Values(Shape{1, 64, 16}, Shape{33, 256, 32},
                                            Shape{kEmulated ? 5 : 300, kEmulated ? 128 : 2048, 256},
-                                           Shape{2, 64, 512}));
+                                           Shape{2, 64, 512}, Shape{3, 4096, 16}));
 INSTANTIATE_TEST_SUITE_P(Shapes, Grouping,
                          ::testing::Values(Shape{1, 0, 16}, Shape{130, 40, 32}, Shape{300, 100, 32},
                                            Shape{kEmulated ? 40 : 5000, 20, 256}, Shape{700, 10, 300}));

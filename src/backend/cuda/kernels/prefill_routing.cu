@@ -337,12 +337,13 @@ __global__ void __launch_bounds__(kGroupThreads) group_kernel(const __grid_const
 }  // namespace
 
 void router_q8_prefill(const RouterArgs& args, cudaStream_t stream) {
-  require(args.n_tokens > 0 && args.hidden % kGroup == 0 && args.hidden <= 2048,
-          "router: tokens, and hidden up to 2,048 in groups of 64");
+  require(args.n_tokens > 0 && args.hidden % kGroup == 0 && args.hidden <= 4096,
+          "router: tokens, and hidden up to 4,096 in groups of 64");
   require(args.n_experts >= 16 && args.n_experts % 16 == 0 && args.n_experts <= kMaxExperts,
           "router: 16 to 512 experts");
   const int warps = min(args.n_experts / 16 + 1, kMaxWarps);
-  const int tokens = args.n_tokens <= kFewTokens ? 8 : 32;
+  // 32 rows of 2,048 columns are what shared memory holds.
+  const int tokens = args.n_tokens <= kFewTokens || args.hidden > 2048 ? 8 : 32;
   launch(tokens == 8 ? router_kernel<1> : router_kernel<4>, args,
          LaunchShape{dim3(static_cast<unsigned>((args.n_tokens + tokens - 1) / tokens)),
                      static_cast<unsigned>(warps) * 32,
