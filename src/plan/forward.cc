@@ -102,7 +102,8 @@ ValueId attention_mixer(Builder& b, int layer, ValueId residual) {
   const View k_in = b.columns(in, d.q_gate_width(), d.kv_width());
   const View v = b.columns(in, d.q_gate_width() + d.kv_width(), d.kv_width());
 
-  if (fuse.qk_in_attention && fuse.qk_prepare && fuse.attention_gate && b.plan().shape.phase == Phase::decode) {
+  if (fuse.qk_in_attention && fuse.qk_prepare && fuse.attention_gate &&
+      b.plan().shape.phase == Phase::decode) {
     const ValueId y = b.activation(layer, "attention_gated", d.q_width());
     b.push(GatedAttention{layer, path, kNoValue, q_gate, y, k_in, v});
     return linear_residual(b, layer, Weight::o_proj, y, residual);

@@ -46,18 +46,20 @@ struct TileRows {
 
 // Which fused ops a phase uses (plan/op.h).
 struct Fusions {
-  bool norm_linear = false;        // NormLinear before the mixers' and the head's projections
-  bool linear_add = false;         // LinearAdd for o_proj and delta_out
-  bool norm_router = false;        // NormRouter
-  bool router_in_experts = false;  // RouterTop inside ExpertsGateUp; with norm_router and gate_up, without groups
-  bool gate_up = false;            // D4a: ExpertsGateUp
+  bool norm_linear = false;  // NormLinear before the mixers' and the head's projections
+  bool linear_add = false;   // LinearAdd for o_proj and delta_out
+  bool norm_router = false;  // NormRouter
+  bool router_in_experts =
+      false;             // RouterTop inside ExpertsGateUp; with norm_router and gate_up, without groups
+  bool gate_up = false;  // D4a: ExpertsGateUp
   bool shared_in_experts = false;  // the shared expert inside ExpertsGateUp and ExpertsDownCombine
   bool down_combine = false;       // D4b: ExpertsDownCombine
   bool qk_prepare = false;         // D4c: QkPrepare
   bool delta_norm = false;         // D4d: DeltaRuleNorm
   bool delta_mixer = false;        // DeltaMixer; implies delta_norm
   bool attention_gate = false;     // GatedAttention
-  bool qk_in_attention = false;    // QkPrepare inside GatedAttention; decode, with qk_prepare and attention_gate
+  bool qk_in_attention =
+      false;  // QkPrepare inside GatedAttention; decode, with qk_prepare and attention_gate
   bool operator==(const Fusions&) const = default;
 };
 

@@ -51,22 +51,22 @@ struct Argument {
 struct Extent {
   enum class Count : uint8_t { fixed, rows, assignments, outputs, segments, query_tiles };
   Count count = Count::fixed;
-  uint32_t n = 1;    // the count itself if fixed
+  uint32_t n = 1;  // the count itself if fixed
   uint32_t per = 1;
 };
 inline Extent fixed(int64_t n) { return {Extent::Count::fixed, static_cast<uint32_t>(n), 1}; }
 inline Extent per(Extent::Count count, uint32_t per = 1) { return {count, 0, per}; }
 
 struct Dispatch {
-  std::string kernel;                // host name
+  std::string kernel;  // host name
   std::vector<Argument> arguments;
-  std::vector<std::byte> params;     // argument kParamsIndex, if any
+  std::vector<std::byte> params;  // argument kParamsIndex, if any
   std::array<Extent, 3> grid{};
   Size3 threads{};
-  bool is_indirect = false;          // the grid is read from `indirect`
+  bool is_indirect = false;  // the grid is read from `indirect`
   Place indirect;
-  int phase = 0;                     // within the op: phases of an op are separated by barriers
-  bool whole_vocabulary = false;     // encoded only if an output of the step samples beyond the ranked logits
+  int phase = 0;                  // within the op: phases of an op are separated by barriers
+  bool whole_vocabulary = false;  // encoded only if an output of the step samples beyond the ranked logits
 };
 
 inline constexpr int kParamsIndex = 20;

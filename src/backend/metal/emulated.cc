@@ -17,7 +17,8 @@ std::unique_ptr<Device> make_metal_emulated_device(const DeviceOptions& options)
                                              .limits = {.apple_family = 9,
                                                         .max_buffer_length = size_t{4} << 30,
                                                         .recommended_working_set = size_t{64} << 30}});
-  return std::make_unique<metal::MetalDevice>(std::move(gpu), "metal-emulated", metal::lily_metal_kernels, kTimeoutMs);
+  return std::make_unique<metal::MetalDevice>(std::move(gpu), "metal-emulated", metal::lily_metal_kernels,
+                                              kTimeoutMs);
 }
 
 bool metal_emulated_device_present() { return true; }

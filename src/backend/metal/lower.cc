@@ -15,8 +15,10 @@ void check_policy(const plan::Policy& p) {
     fail(Fault::user, "policy.activation: the Metal backend keeps activations in bf16, not fp32");
   if (p.residual != FloatType::f32)
     fail(Fault::user, "policy.residual: the Metal backend keeps the residual in fp32, not bf16");
-  if (p.kv != FloatType::bf16) fail(Fault::user, "policy.kv: the Metal backend keeps keys and values in bf16, not fp32");
-  if (p.tile.large > static_cast<int>(kernels::kMaxTileRows) || p.tile.small > p.tile.large || p.tile.small < 1)
+  if (p.kv != FloatType::bf16)
+    fail(Fault::user, "policy.kv: the Metal backend keeps keys and values in bf16, not fp32");
+  if (p.tile.large > static_cast<int>(kernels::kMaxTileRows) || p.tile.small > p.tile.large ||
+      p.tile.small < 1)
     fail(Fault::user, "policy.tile: {} and {} rows; the Metal backend has tiles of at most {}", p.tile.small,
          p.tile.large, kernels::kMaxTileRows);
 }
@@ -67,8 +69,9 @@ Lowered lower(const plan::Plan& plan, const StorageOf& storage) {
   for (const Result& r : lowered.results)
     lowered.result_bytes = std::max(lowered.result_bytes, (r.offset + r.bytes + 255) / 256 * 256);
   int stage = -1;
-  Lowering lowering(plan, lowered,
-                    storage ? storage : [](model::WeightId id) { return model::published_storage(id.weight); });
+  Lowering lowering(
+      plan, lowered,
+      storage ? storage : [](model::WeightId id) { return model::published_storage(id.weight); });
   for (size_t i = 0; i < plan.ops.size(); ++i) {
     if (plan.stage[i] != stage) {
       stage = plan.stage[i];
@@ -117,7 +120,9 @@ Counts dispatches(const plan::Plan& plan) {
       continue;
     }
     for (const Group::Item& item : group.items)
-      if (!lowered.ops[static_cast<size_t>(item.op)].dispatches[static_cast<size_t>(item.dispatch)].whole_vocabulary)
+      if (!lowered.ops[static_cast<size_t>(item.op)]
+               .dispatches[static_cast<size_t>(item.dispatch)]
+               .whole_vocabulary)
         ++counts.launches;
     if (!after_encoder) ++counts.barriers;
     after_encoder = false;

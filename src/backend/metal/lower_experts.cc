@@ -100,7 +100,8 @@ void Lowering::lower(const plan::ExpertsLinear& o) {
   p.y_stride = cols(o.y);
   if (!o.routing.grouped()) {
     begin(fmt::format("experts_linear_decode_{}", storage_name(bits(o.weight))),
-          {fixed((p.out + kRowsOfGroup - 1) / kRowsOfGroup), fixed(kernels::kTopK), per(Count::rows)}, {64, 1, 1});
+          {fixed((p.out + kRowsOfGroup - 1) / kRowsOfGroup), fixed(kernels::kTopK), per(Count::rows)},
+          {64, 1, 1});
     read(0, o.x);
     read(1, o.routing.ids);
     write(2, o.y);
@@ -144,7 +145,8 @@ void Lowering::lower(const plan::ExpertsGateUp& o) {
   const model::WeightId gate{Weight::expert_gate, o.layer}, up{Weight::expert_up, o.layer};
   if (bits(gate) != bits(up))
     fail(Fault::model,
-         "layers.{}: expert gate and up projections have {} and {} bits; the Metal backend fuses them only with the "
+         "layers.{}: expert gate and up projections have {} and {} bits; the Metal backend fuses them only "
+         "with the "
          "same (turn off policy.gate_up)",
          o.layer, bits(gate), bits(up));
   ExpertsParams p = experts_params(gate);
@@ -177,11 +179,13 @@ void Lowering::lower(const plan::ExpertsGateUp& o) {
     return;
   }
   const bool has_shared = o.shared != plan::kNoValue;
-  const model::WeightId shared_gate{Weight::shared_gate_proj, o.layer}, shared_up{Weight::shared_up_proj, o.layer};
+  const model::WeightId shared_gate{Weight::shared_gate_proj, o.layer},
+      shared_up{Weight::shared_up_proj, o.layer};
   int64_t widest = p.out;
   if (has_shared) {
     if (bits(shared_gate) != bits(shared_up))
-      fail(Fault::model, "layers.{}: the shared expert's gate and up projections have {} and {} bits, not the same",
+      fail(Fault::model,
+           "layers.{}: the shared expert's gate and up projections have {} and {} bits, not the same",
            o.layer, bits(shared_gate), bits(shared_up));
     p.shared_in = u(dims().shared_width);
     p.shared_bits = u(bits(shared_gate));

@@ -62,8 +62,8 @@ void Lowering::rms_norm(model::WeightId w, plan::ValueId x, const Place& y) {
   header();
 }
 
-// (D1) Few rows: weights of one storage, up to four, whose rows begin at a multiple of what a simdgroup takes,
-// share a dispatch.
+// (D1) Few rows: weights of one storage, up to four, whose rows begin at a multiple of what a simdgroup
+// takes, share a dispatch.
 void Lowering::gemv(const Product& p) {
   constexpr int64_t kOut = 4;  // rows of a simdgroup
   LinearParams params{};
@@ -77,7 +77,7 @@ void Lowering::gemv(const Product& p) {
               .y_stride = cols(p.y),
               .y_first = static_cast<uint32_t>(first),
               .of_outputs = of_outputs(p.y)};
-    params.store = p.residual != plan::kNoValue                     ? kernels::kAddResidual
+    params.store = p.residual != plan::kNoValue               ? kernels::kAddResidual
                    : plan_.value(p.y).type == plan::Type::f32 ? kernels::kStoreF32
                                                               : kernels::kStoreBf16;
     std::vector<model::WeightId> together;
@@ -92,8 +92,9 @@ void Lowering::gemv(const Product& p) {
     }
     params.n_weights = static_cast<uint32_t>(together.size());
     const bool is_one = rows_bound(plan_, plan_.value(p.y)) == 1;
-    begin(fmt::format("{}linear_decode_{}_{}", p.has_norm ? "norm_" : "", storage_name(w_bits), is_one ? 1 : 8),
-          {fixed((n + 2 * kOut - 1) / (2 * kOut)), fixed(1), fixed(1)}, {64, 1, 1});
+    begin(
+        fmt::format("{}linear_decode_{}_{}", p.has_norm ? "norm_" : "", storage_name(w_bits), is_one ? 1 : 8),
+        {fixed((n + 2 * kOut - 1) / (2 * kOut)), fixed(1), fixed(1)}, {64, 1, 1});
     read(0, p.x.value);
     write(1, p.y);
     // What a kernel does not use is bound to something that it may read anyway.
@@ -138,7 +139,7 @@ void Lowering::product(const Product& p) {
                       .y_stride = cols(p.y),
                       .of_outputs = of_outputs(p.y),
                       .n_weights = 1};
-  params.store = p.residual != plan::kNoValue                     ? kernels::kAddResidual
+  params.store = p.residual != plan::kNoValue               ? kernels::kAddResidual
                  : plan_.value(p.y).type == plan::Type::f32 ? kernels::kStoreF32
                                                             : kernels::kStoreBf16;
   if (!p.has_norm) return gemm(p, place_of(plan_, lowered_, p.x.value), params);

@@ -229,12 +229,13 @@ void Lowering::lower(const plan::QkPrepare& o) {
 }
 
 // Many rows take tiles of queries on either path: the paths differ in how few rows share the cache.
-void Lowering::attention(int layer, plan::AttentionPath path, plan::ValueId q, const plan::GatedAttention* gated,
-                         plan::ValueId y) {
+void Lowering::attention(int layer, plan::AttentionPath path, plan::ValueId q,
+                         const plan::GatedAttention* gated, plan::ValueId y) {
   const plan::View* gate = gated != nullptr ? &gated->gate : nullptr;
   const bool prepares = gated != nullptr && gated->prepares();
   if (prepares && !is_few(y))
-    fail(Fault::user, "policy.decode.qk_in_attention: the Metal backend prepares at most {} rows inside attention",
+    fail(Fault::user,
+         "policy.decode.qk_in_attention: the Metal backend prepares at most {} rows inside attention",
          kFewRows);
   AttentionParams p{.n_q_heads = u(dims().n_q_heads),
                     .n_kv_heads = u(dims().n_kv_heads),
@@ -283,7 +284,8 @@ void Lowering::attention(int layer, plan::AttentionPath path, plan::ValueId q, c
                                             : (policy.pack_query_heads ? "_strided" : "_one_head_strided");
   const int64_t groups = n_heads / (policy.pack_query_heads ? kernels::kPackedHeads : 1);
   if (path == plan::AttentionPath::general) {
-    begin(fmt::format("attention_decode{}", variant), {fixed(groups), per(Count::rows), fixed(1)}, {512, 1, 1});
+    begin(fmt::format("attention_decode{}", variant), {fixed(groups), per(Count::rows), fixed(1)},
+          {512, 1, 1});
     query();
     write(1, y);
     caches();

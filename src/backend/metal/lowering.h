@@ -29,7 +29,9 @@ class Lowering {
   void write(int index, plan::ValueId id) { arg(index, place_of(plan_, lowered_, id), Kind::write); }
   void weight(int index, model::WeightId id) { arg(index, {.kind = Place::Kind::weight, .weight = id}); }
   void weight(int index, model::Weight kind, int layer) { weight(index, model::WeightId{kind, layer}); }
-  void state(int index, Place::Kind kind, int layer, Kind access) { arg(index, {.kind = kind, .layer = layer}, access); }
+  void state(int index, Place::Kind kind, int layer, Kind access) {
+    arg(index, {.kind = kind, .layer = layer}, access);
+  }
   void step(int index, Place::Part part) { arg(index, {.kind = Place::Kind::step, .part = part}); }
   void header() { step(kHeaderIndex, Place::Part::header); }
   void rows() { step(kRowsIndex, Place::Part::rows); }
@@ -90,8 +92,8 @@ class Lowering {
   void lower(const plan::HeadNormRope&);
   void lower(const plan::KvAppend&);
   void lower(const plan::QkPrepare&);
-  void attention(int layer, plan::AttentionPath path, plan::ValueId q,
-                 const plan::GatedAttention* gated, plan::ValueId y);
+  void attention(int layer, plan::AttentionPath path, plan::ValueId q, const plan::GatedAttention* gated,
+                 plan::ValueId y);
   void lower(const plan::Attention&);
   void lower(const plan::AttentionGate&);
   void lower(const plan::GatedAttention&);

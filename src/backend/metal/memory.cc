@@ -22,7 +22,8 @@ std::vector<T> read_values(const Buffer& buffer, size_t offset, size_t n) {
 
 }  // namespace
 
-Memory::Memory(Device& gpu, const model::Dims& dims, const backend::MemorySpec& spec) : dims_(dims), spec_(spec) {
+Memory::Memory(Device& gpu, const model::Dims& dims, const backend::MemorySpec& spec)
+    : dims_(dims), spec_(spec) {
   const auto make = [&](size_t bytes, int layer, const char* what) {
     return gpu.make_buffer(bytes, BufferUse::mutable_data, fmt::format("layers.{}.{}", layer, what));
   };
@@ -37,7 +38,8 @@ Memory::Memory(Device& gpu, const model::Dims& dims, const backend::MemorySpec& 
       v_.push_back(make(n_blocks * block_bytes(), layer, "v"));
     }
   }
-  token_slots_ = gpu.make_buffer(static_cast<size_t>(spec.n_token_slots) * 4, BufferUse::mutable_data, "token slots");
+  token_slots_ =
+      gpu.make_buffer(static_cast<size_t>(spec.n_token_slots) * 4, BufferUse::mutable_data, "token slots");
 }
 
 size_t Memory::delta_slot_bytes() const { return static_cast<size_t>(dims_.delta_state_bytes_per_layer()); }
@@ -59,7 +61,8 @@ size_t Memory::total_bytes(const model::Dims& dims, const backend::MemorySpec& s
 
 std::vector<float> Memory::read_delta(int slot, int layer) const {
   const size_t n = delta_slot_bytes() / 4;
-  const auto stored = read_values<float>(delta_state(layer), static_cast<size_t>(slot) * delta_slot_bytes(), n);
+  const auto stored =
+      read_values<float>(delta_state(layer), static_cast<size_t>(slot) * delta_slot_bytes(), n);
   std::vector<float> canonical(n);
   constexpr size_t d = kDeltaHeadDim;
   for (size_t h = 0; h < n / (d * d); ++h)
@@ -98,8 +101,8 @@ std::vector<float> Memory::read_conv(int slot, int layer) const {
 }
 
 void Memory::write_conv(int slot, int layer, std::span<const float> data) {
-  LILY_CHECK(data.size() == static_cast<size_t>(kStateRows * dims_.conv_channels()), "{} values of a conv state",
-             data.size());
+  LILY_CHECK(data.size() == static_cast<size_t>(kStateRows * dims_.conv_channels()),
+             "{} values of a conv state", data.size());
   std::vector<Bf16> stored(conv_slot_bytes() / sizeof(Bf16));
   for (int h = 0; h < dims_.n_value_heads; ++h)
     for (int row = 0; row < kStateRows; ++row)
@@ -125,8 +128,8 @@ std::vector<float> Memory::read_kv(bool is_k, int layer, int block, int n_tokens
 }
 
 void Memory::write_kv(bool is_k, int layer, int block, int n_tokens, std::span<const float> data) {
-  LILY_CHECK(data.size() == static_cast<size_t>(n_tokens * dims_.kv_width()), "{} values of {} tokens", data.size(),
-             n_tokens);
+  LILY_CHECK(data.size() == static_cast<size_t>(n_tokens * dims_.kv_width()), "{} values of {} tokens",
+             data.size(), n_tokens);
   Buffer& cache = is_k ? k_cache(layer) : v_cache(layer);
   std::vector<Bf16> rows(static_cast<size_t>(n_tokens * kHeadDim));
   for (int h = 0; h < dims_.n_kv_heads; ++h) {

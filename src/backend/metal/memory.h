@@ -33,7 +33,8 @@ class Memory {
   void write_delta(int slot, int layer, std::span<const float> data);
   std::vector<float> read_conv(int slot, int layer) const;  // [3][channels]
   void write_conv(int slot, int layer, std::span<const float> data);
-  std::vector<float> read_kv(bool is_k, int layer, int block, int n_tokens) const;  // [n_tokens][kv head][256]
+  std::vector<float> read_kv(bool is_k, int layer, int block,
+                             int n_tokens) const;  // [n_tokens][kv head][256]
   void write_kv(bool is_k, int layer, int block, int n_tokens, std::span<const float> data);
 
  private:

@@ -9,8 +9,8 @@ namespace lily::metal {
 
 using backend::StateSlot;
 
-MetalDevice::MetalDevice(std::unique_ptr<metal::Device> gpu, std::string backend, const KernelLibrary& kernels,
-                         int64_t timeout_ms)
+MetalDevice::MetalDevice(std::unique_ptr<metal::Device> gpu, std::string backend,
+                         const KernelLibrary& kernels, int64_t timeout_ms)
     : gpu_(std::move(gpu)),
       timeout_ms_(timeout_ms),
       info_{.backend = std::move(backend),
@@ -39,9 +39,11 @@ void MetalDevice::reserve(const backend::MemorySpec& spec, const plan::Policy& p
   const size_t needed = Memory::total_bytes(dims_, spec) + static_cast<size_t>(weights_->n_bytes());
   if (limit != 0 && needed > limit)
     fail(Fault::device,
-         "weights, {} states and {} KV blocks take {:.1f} GB and this GPU should hold at most {:.1f} GB; ask for a "
+         "weights, {} states and {} KV blocks take {:.1f} GB and this GPU should hold at most {:.1f} GB; ask "
+         "for a "
          "shorter context or fewer sequences",
-         spec.n_state_slots, spec.n_kv_blocks, static_cast<double>(needed) * 1e-9, static_cast<double>(limit) * 1e-9);
+         spec.n_state_slots, spec.n_kv_blocks, static_cast<double>(needed) * 1e-9,
+         static_cast<double>(limit) * 1e-9);
   memory_.reset();
   memory_.emplace(*gpu_, dims_, spec);
   gpu_->make_resident();
@@ -75,8 +77,8 @@ void MetalDevice::need_scratch(size_t bytes) {
 void MetalDevice::copy_state(StateSlot src, StateSlot dst) {
   const Memory& m = memory();
   const auto check = [&](StateSlot slot) {
-    LILY_CHECK(static_cast<int>(slot) >= 0 && static_cast<int>(slot) < m.spec().n_state_slots, "state slot {}",
-               static_cast<int>(slot));
+    LILY_CHECK(static_cast<int>(slot) >= 0 && static_cast<int>(slot) < m.spec().n_state_slots,
+               "state slot {}", static_cast<int>(slot));
   };
   check(dst);
   if (src != backend::kNoState) check(src);
@@ -87,9 +89,9 @@ void MetalDevice::copy_state(StateSlot src, StateSlot dst) {
   const auto copy = [&](const Buffer& slots, size_t slot_bytes) {
     const auto n = static_cast<uint32_t>(slot_bytes / 16);
     encoder.set_buffer(0, slots);
-    encoder.set_value(kParamsIndex, kernels::CopyParams{.n = n,
-                                                        .from = static_cast<int32_t>(src),
-                                                        .to = static_cast<uint32_t>(dst)});
+    encoder.set_value(
+        kParamsIndex,
+        kernels::CopyParams{.n = n, .from = static_cast<int32_t>(src), .to = static_cast<uint32_t>(dst)});
     std::vector<Access> accesses = {
         {&slots, static_cast<size_t>(dst) * slot_bytes, slot_bytes, Access::Kind::write}};
     if (src != backend::kNoState)

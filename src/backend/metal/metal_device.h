@@ -1,7 +1,7 @@
 // The Metal backend's Device, over any GPU that implements metal::Device: Apple's, or the emulated one.
 //
-// Threads: everything here is called from the engine's thread. Command buffers of all programs run in the order
-// of their commits, so programs share one scratch arena and a step sees all that earlier ones wrote.
+// Threads: everything here is called from the engine's thread. Command buffers of all programs run in the
+// order of their commits, so programs share one scratch arena and a step sees all that earlier ones wrote.
 #pragma once
 
 #include <map>
@@ -20,7 +20,8 @@ namespace lily::metal {
 class MetalDevice final : public backend::Device {
  public:
   // A step that takes longer than timeout_ms counts as failed.
-  MetalDevice(std::unique_ptr<metal::Device> gpu, std::string backend, const KernelLibrary& kernels, int64_t timeout_ms);
+  MetalDevice(std::unique_ptr<metal::Device> gpu, std::string backend, const KernelLibrary& kernels,
+              int64_t timeout_ms);
   ~MetalDevice() override;
 
   const backend::DeviceInfo& info() const override { return info_; }

@@ -25,12 +25,14 @@ MetalProgram::MetalProgram(MetalDevice& device, plan::Plan plan)
     for (const Dispatch& d : op.dispatches) {
       const Pipeline& p = device_.pipeline(d.kernel);
       if (p.max_threads_per_threadgroup() < d.threads.count())
-        fail(Fault::device, "{} needs {} threads a threadgroup and this GPU allows {}; please report the machine",
-             d.kernel, d.threads.count(), p.max_threads_per_threadgroup());
+        fail(Fault::device,
+             "{} needs {} threads a threadgroup and this GPU allows {}; please report the machine", d.kernel,
+             d.threads.count(), p.max_threads_per_threadgroup());
       to.push_back(&p);
     }
   }
-  const auto scratch_bytes = static_cast<size_t>(std::max<int64_t>(256, plan_.scratch_bytes + lowered_.work_bytes));
+  const auto scratch_bytes =
+      static_cast<size_t>(std::max<int64_t>(256, plan_.scratch_bytes + lowered_.work_bytes));
   if (plan_.options.keep_values)
     own_scratch_ = device_.gpu().make_buffer(scratch_bytes, BufferUse::mutable_data, "values");
   else device_.need_scratch(scratch_bytes);
@@ -50,7 +52,9 @@ MetalProgram::~MetalProgram() {
 }
 
 MetalProgram::Where MetalProgram::where(const Place& place, const Flight& flight) const {
-  const auto range = [&](const Buffer& buffer, size_t offset, size_t length) { return Where{&buffer, offset, length}; };
+  const auto range = [&](const Buffer& buffer, size_t offset, size_t length) {
+    return Where{&buffer, offset, length};
+  };
   const auto offset = static_cast<size_t>(place.offset), bytes = static_cast<size_t>(place.bytes);
   const auto whole = [&](const Buffer& buffer) { return range(buffer, 0, buffer.length()); };
   switch (place.kind) {
@@ -81,7 +85,8 @@ MetalProgram::Where MetalProgram::where(const Place& place, const Flight& flight
   return {};
 }
 
-void MetalProgram::encode(Encoder& encoder, const Dispatch& d, const Pipeline& pipeline, const Flight& flight) {
+void MetalProgram::encode(Encoder& encoder, const Dispatch& d, const Pipeline& pipeline,
+                          const Flight& flight) {
   encoder.set_pipeline(pipeline);
   accesses_.clear();
   for (const Argument& a : d.arguments) {
@@ -144,8 +149,8 @@ void MetalProgram::finish(Flight& flight, uint64_t signal) {
     fail(Fault::device, "{}: a step of {} rows has not finished after {} ms; sequences of this step are lost",
          device_.info().name, flight.size.n_rows, device_.timeout_ms());
   if (const auto error = flight.command_buffer->error())
-    fail(Fault::device, "{}: a step of {} rows failed: {}; sequences of this step are lost", device_.info().name,
-         flight.size.n_rows, *error);
+    fail(Fault::device, "{}: a step of {} rows failed: {}; sequences of this step are lost",
+         device_.info().name, flight.size.n_rows, *error);
 }
 
 StepOutputs MetalProgram::wait() {
@@ -264,11 +269,13 @@ void MetalProgram::group_experts(const plan::ExpertGroups& op, const Flight& fli
   const auto load = [&](size_t e) { return offsets[e + 1] - offsets[e]; };
   std::vector<size_t> heavy_first(n_experts);
   std::iota(heavy_first.begin(), heavy_first.end(), size_t{0});
-  std::stable_sort(heavy_first.begin(), heavy_first.end(), [&](size_t a, size_t b) { return load(a) > load(b); });
+  std::stable_sort(heavy_first.begin(), heavy_first.end(),
+                   [&](size_t a, size_t b) { return load(a) > load(b); });
   for (const size_t e : heavy_first) {
     const int32_t tile = load(e) >= op.tile.large_from ? op.tile.large : op.tile.small;
     for (int32_t first = 0; first < load(e); first += tile)
-      for (const int32_t v : {static_cast<int32_t>(e), offsets[e] + first, std::min(tile, load(e) - first), 0})
+      for (const int32_t v :
+           {static_cast<int32_t>(e), offsets[e] + first, std::min(tile, load(e) - first), 0})
         blocks.push_back(v);
   }
   write_value(op.offsets, offsets);

@@ -17,8 +17,8 @@ using Part = Place::Part;
 StepLayout::StepLayout(const plan::Plan& plan) {
   const auto rows = static_cast<size_t>(plan.shape.rows);
   const auto outputs = static_cast<size_t>(std::max(1, plan.shape.outputs));
-  const auto blocks_a_sequence = static_cast<size_t>((plan.shape.context + backend::kKvBlockTokens - 1) /
-                                                     backend::kKvBlockTokens);
+  const auto blocks_a_sequence =
+      static_cast<size_t>((plan.shape.context + backend::kKvBlockTokens - 1) / backend::kKvBlockTokens);
   const auto place = [&](Part part, size_t length) {
     constexpr size_t kAlignment = 256;
     ranges_[static_cast<size_t>(part)] = {bytes_, length};
@@ -70,13 +70,13 @@ StepSize StepWriter::write(const backend::StepInputs& in, Buffer& to) {
                 .n_tokens = static_cast<uint32_t>(in.n_tokens)};
   LILY_CHECK(!in.tokens.empty() && in.tokens.size() <= static_cast<size_t>(shape.rows), "{} rows of {}",
              in.tokens.size(), shape.rows);
-  LILY_CHECK(in.output_rows.size() <= static_cast<size_t>(shape.outputs), "{} outputs of {}", in.output_rows.size(),
-             shape.outputs);
+  LILY_CHECK(in.output_rows.size() <= static_cast<size_t>(shape.outputs), "{} outputs of {}",
+             in.output_rows.size(), shape.outputs);
   LILY_CHECK(in.n_tokens > 0 && in.n_tokens <= plan_.dims.vocab, "n_tokens {}", in.n_tokens);
   LILY_CHECK(in.block_table.size() * sizeof(uint32_t) <= layout_.length(Part::blocks), "{} blocks",
              in.block_table.size());
-  LILY_CHECK(shape.ending != plan::Ending::sampled || in.sampling.size() == in.output_rows.size(), "{} samplings",
-             in.sampling.size());
+  LILY_CHECK(shape.ending != plan::Ending::sampled || in.sampling.size() == in.output_rows.size(),
+             "{} samplings", in.sampling.size());
 
   auto* rows = at<StepRow>(Part::rows);
   auto* segments = at<StepSegment>(Part::segments);
@@ -84,10 +84,10 @@ StepSize StepWriter::write(const backend::StepInputs& in, Buffer& to) {
   uint32_t row = 0;
   for (size_t i = 0; i < in.segments.size(); ++i) {
     const backend::Segment& s = in.segments[i];
-    LILY_CHECK(s.n_rows > 0 && s.first_row == static_cast<int32_t>(row), "segment {} starts at row {}, not {}", i,
-               s.first_row, row);
-    LILY_CHECK(s.position + s.n_rows <= shape.context, "position {} of a context of {}", s.position + s.n_rows,
-               shape.context);
+    LILY_CHECK(s.n_rows > 0 && s.first_row == static_cast<int32_t>(row),
+               "segment {} starts at row {}, not {}", i, s.first_row, row);
+    LILY_CHECK(s.position + s.n_rows <= shape.context, "position {} of a context of {}",
+               s.position + s.n_rows, shape.context);
     segments[i] = {.first_row = row,
                    .n_rows = static_cast<uint32_t>(s.n_rows),
                    .position = static_cast<uint32_t>(s.position),
@@ -101,8 +101,8 @@ StepSize StepWriter::write(const backend::StepInputs& in, Buffer& to) {
     for (int32_t r = 0; r < s.n_rows; ++r, ++row) {
       LILY_CHECK(row < in.tokens.size(), "segments have more rows than the step's {}", in.tokens.size());
       const int32_t token = in.tokens[row];
-      LILY_CHECK(token < plan_.dims.vocab && (token >= 0 || s.token_in != backend::kNoToken), "token {} of row {}",
-                 token, row);
+      LILY_CHECK(token < plan_.dims.vocab && (token >= 0 || s.token_in != backend::kNoToken),
+                 "token {} of row {}", token, row);
       rows[row] = {.token = token,
                    .segment = static_cast<uint32_t>(i),
                    .position = static_cast<uint32_t>(s.position + r)};

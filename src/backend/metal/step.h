@@ -30,7 +30,7 @@ class StepLayout {
 // The sizes of the step at hand; grids follow from them.
 struct StepSize {
   uint32_t n_rows = 0, n_outputs = 0, n_segments = 0, n_query_tiles = 0;
-  uint32_t n_tokens = 0;  // real ids of the vocabulary
+  uint32_t n_tokens = 0;          // real ids of the vocabulary
   bool whole_vocabulary = false;  // an output samples beyond what is ranked
   uint32_t count(Extent::Count count) const;
 };

@@ -60,8 +60,10 @@ Weights::Weights(Device& gpu, const model::Checkpoint& checkpoint, const backend
   if (gpu.limits().recommended_working_set != 0 &&
       static_cast<size_t>(n_bytes_) > gpu.limits().recommended_working_set)
     fail(Fault::device,
-         "the weights take {:.1f} GB and this GPU should hold at most {:.1f} GB in all; use a machine with more memory",
-         static_cast<double>(n_bytes_) * 1e-9, static_cast<double>(gpu.limits().recommended_working_set) * 1e-9);
+         "the weights take {:.1f} GB and this GPU should hold at most {:.1f} GB in all; use a machine with "
+         "more memory",
+         static_cast<double>(n_bytes_) * 1e-9,
+         static_cast<double>(gpu.limits().recommended_working_set) * 1e-9);
   for (size_t i = 0; i < lengths.size(); ++i)
     buffers_.push_back(gpu.make_buffer(lengths[i], BufferUse::weights, fmt::format("weights {}", i)));
 
@@ -81,8 +83,9 @@ Weights::Weights(Device& gpu, const model::Checkpoint& checkpoint, const backend
       const model::WeightSpec spec = model::weight_spec(dims, id);
       const int64_t rows_per_matrix = spec.shape[spec.shape.size() - 2];
       const int64_t row_bytes = std::max<int64_t>(1, l.bytes / l.rows);
-      stream.for_each_slab(id, std::clamp<int64_t>(kSlabBytes / row_bytes, 1, rows_per_matrix),
-                           [&](int, const model::LinearSlab& slab) { copy_slab(to, l, rows_per_matrix, slab); });
+      stream.for_each_slab(
+          id, std::clamp<int64_t>(kSlabBytes / row_bytes, 1, rows_per_matrix),
+          [&](int, const model::LinearSlab& slab) { copy_slab(to, l, rows_per_matrix, slab); });
     }
     done += l.bytes;
     if (progress && !progress(done, n_bytes_)) fail(Fault::user, "interrupted");

@@ -28,7 +28,8 @@ std::vector<T> npz_array(const std::string& path, const std::string& name) {
   const std::string bytes((std::istreambuf_iterator<char>(file)), {});
   const size_t member = bytes.find(name + ".npy");
   const size_t magic = bytes.find("\x93NUMPY", member);
-  if (member == std::string::npos || magic == std::string::npos) throw std::runtime_error(path + ": no " + name);
+  if (member == std::string::npos || magic == std::string::npos)
+    throw std::runtime_error(path + ": no " + name);
   uint16_t header = 0;
   std::memcpy(&header, &bytes[magic + 8], 2);
   const std::string description = bytes.substr(magic + 10, header);
@@ -48,8 +49,9 @@ std::vector<T> npz_array(const std::string& path, const std::string& name) {
 
 plan::Plan make_plan(Phase phase, int rows, int outputs, Ending ending, const plan::Policy& policy,
                      int64_t context = 2048) {
-  return plan::forward(test::tiny_checkpoint().dims(),
-                       {.phase = phase, .rows = rows, .outputs = outputs, .context = context, .ending = ending}, policy);
+  return plan::forward(
+      test::tiny_checkpoint().dims(),
+      {.phase = phase, .rows = rows, .outputs = outputs, .context = context, .ending = ending}, policy);
 }
 
 struct TeacherForced {
@@ -76,7 +78,8 @@ TeacherForced teacher_forced(metal::MetalDevice& device, const plan::Policy& pol
     program->submit(inputs.get());
     const std::span<const float> logits = program->wait().logits;
     for (int r = 0; r < n && first + r + 1 < static_cast<int>(ids.size()); ++r) {
-      const auto row = logits.subspan(static_cast<size_t>(r) * static_cast<size_t>(vocab), static_cast<size_t>(vocab));
+      const auto row =
+          logits.subspan(static_cast<size_t>(r) * static_cast<size_t>(vocab), static_cast<size_t>(vocab));
       double sum = 0;
       for (const float x : row) sum += std::exp(static_cast<double>(x));
       nll += std::log(sum) - row[static_cast<size_t>(ids[static_cast<size_t>(first + r + 1)])];

@@ -13,10 +13,10 @@ namespace {
 using plan::Ending;
 using plan::Phase;
 
-plan::Plan make_plan(const model::Dims& dims, Phase phase, int rows, int64_t context, const plan::Policy& policy,
-                     Ending ending = Ending::greedy) {
-  return plan::forward(dims, {.phase = phase, .rows = rows, .outputs = 1, .context = context, .ending = ending},
-                       policy);
+plan::Plan make_plan(const model::Dims& dims, Phase phase, int rows, int64_t context,
+                     const plan::Policy& policy, Ending ending = Ending::greedy) {
+  return plan::forward(
+      dims, {.phase = phase, .rows = rows, .outputs = 1, .context = context, .ending = ending}, policy);
 }
 
 bool overlap(const Place& a, const Place& b) {
@@ -35,7 +35,8 @@ std::vector<Argument> touched(const Dispatch& d) {
 bool conflict(const Dispatch& a, const Dispatch& b) {
   for (const Argument& x : touched(a))
     for (const Argument& y : touched(b))
-      if ((x.access != Access::Kind::read || y.access != Access::Kind::read) && overlap(x.place, y.place)) return true;
+      if ((x.access != Access::Kind::read || y.access != Access::Kind::read) && overlap(x.place, y.place))
+        return true;
   return false;
 }
 
@@ -56,15 +57,18 @@ void check_barriers(const plan::Plan& plan) {
     if (g == 0 || run[g].on_host >= 0 || run[g - 1].on_host >= 0) continue;
     bool found = false;
     for (const Group::Item& before : run[g - 1].items)
-      for (const Group::Item& after : run[g].items) found = found || conflict(dispatch(before), dispatch(after));
-    EXPECT_TRUE(found) << "the barrier in front of " << dispatch(run[g].items[0]).kernel << " separates nothing";
+      for (const Group::Item& after : run[g].items)
+        found = found || conflict(dispatch(before), dispatch(after));
+    EXPECT_TRUE(found) << "the barrier in front of " << dispatch(run[g].items[0]).kernel
+                       << " separates nothing";
   }
 }
 
 TEST(Lower, ATokenOfTheRealModelNeedsFewerLaunchesAndStagesThanThePublishedEngine) {
   const plan::Plan plan = make_plan(model::qwen36_35b_a3b(), Phase::decode, 1, 4096, default_policy());
   const Counts counts = dispatches(plan);
-  fmt::print("decode at 4K: {} launches, {} stages, {} barriers\n", counts.launches, counts.stages, counts.barriers);
+  fmt::print("decode at 4K: {} launches, {} stages, {} barriers\n", counts.launches, counts.stages,
+             counts.barriers);
   EXPECT_LT(counts.launches, 795);
   EXPECT_LE(counts.stages, 250);
   EXPECT_EQ(counts.barriers, counts.stages - 1);
@@ -87,7 +91,8 @@ TEST(Lower, SerialExecutionHasABarrierAfterEveryOp) {
   plan::Policy serial = *plan::without(default_policy(), plan::Mechanism::d3);
   const plan::Plan plan = make_plan(dims, Phase::decode, 1, 128, serial);
   EXPECT_GE(dispatches(plan).stages, static_cast<int>(plan.ops.size()));
-  EXPECT_GT(dispatches(plan).stages, dispatches(make_plan(dims, Phase::decode, 1, 128, default_policy())).stages - 1);
+  EXPECT_GT(dispatches(plan).stages,
+            dispatches(make_plan(dims, Phase::decode, 1, 128, default_policy())).stages - 1);
 }
 
 TEST(Lower, GroupingOnTheHostSplitsTheEncoder) {
@@ -95,7 +100,8 @@ TEST(Lower, GroupingOnTheHostSplitsTheEncoder) {
   const plan::Plan plan = make_plan(model::lily_tiny(), Phase::prefill, 32, 128, policy);
   const Lowered lowered = lower(plan);
   int n_on_host = 0;
-  for (const Group& g : groups(plan, lowered, 0, static_cast<int>(plan.ops.size()))) n_on_host += g.on_host >= 0;
+  for (const Group& g : groups(plan, lowered, 0, static_cast<int>(plan.ops.size())))
+    n_on_host += g.on_host >= 0;
   EXPECT_EQ(n_on_host, model::lily_tiny().n_layers);
 }
 

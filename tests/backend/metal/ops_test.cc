@@ -12,6 +12,7 @@
 
 #include "backend/metal/lower.h"
 #include "base/half.h"
+#include "model/weight_store.h"
 #include "plan/uses.h"
 #include "tests/backend/metal/rig.h"
 
@@ -103,11 +104,11 @@ double largest(std::span<const float> v) {
   return most;
 }
 
-// What rounding can do to a value of a row: to the result itself, half a unit in the last place of its type (2^-8
-// relative for bf16); and to the terms of its sums where the kernel rounds them to bf16 (weights in the matrix
-// kernels): independent relative errors of at most 2^-8, hence with a deviation of 2^-8 / sqrt(3), six deviations
-// of a sum whose terms together have the size of the row's values. fp32 sums add 2^-18: 2^-24 for each doubling
-// of up to 64 terms a lane.
+// What rounding can do to a value of a row: to the result itself, half a unit in the last place of its type
+// (2^-8 relative for bf16); and to the terms of its sums where the kernel rounds them to bf16 (weights in the
+// matrix kernels): independent relative errors of at most 2^-8, hence with a deviation of 2^-8 / sqrt(3), six
+// deviations of a sum whose terms together have the size of the row's values. fp32 sums add 2^-18: 2^-24 for
+// each doubling of up to 64 terms a lane.
 double tolerance(float expected, double row_rms, plan::Type type, bool has_products) {
   const double unit = std::ldexp(1.0, -8);
   double t = type == plan::Type::bf16 ? unit * std::abs(expected) : 0;
@@ -137,8 +138,9 @@ bool has_products(const plan::Op& op) {
 std::set<int64_t> near_ties(std::span<const float> logits, int64_t stride, int n_experts, double tolerance) {
   std::set<int64_t> rows;
   for (size_t t = 0; t < logits.size() / static_cast<size_t>(stride); ++t) {
-    std::vector<float> row(logits.begin() + static_cast<std::ptrdiff_t>(t * static_cast<size_t>(stride)),
-                           logits.begin() + static_cast<std::ptrdiff_t>(t * static_cast<size_t>(stride)) + n_experts);
+    std::vector<float> row(
+        logits.begin() + static_cast<std::ptrdiff_t>(t * static_cast<size_t>(stride)),
+        logits.begin() + static_cast<std::ptrdiff_t>(t * static_cast<size_t>(stride)) + n_experts);
     std::sort(row.begin(), row.end(), std::greater<>());
     for (int j = 0; j < 8; ++j)
       if (row[static_cast<size_t>(j)] - row[static_cast<size_t>(j) + 1] < tolerance)
@@ -159,10 +161,11 @@ class Ops : public testing::Test {
     int n_rows = 0;
     std::vector<test::Sequence> sequences;
     for (size_t i = 0; i < scene.rows.size(); ++i) {
-      sequences.push_back({.tokens = test::random_tokens(scene.rows[i], s.dims().vocab, 11 + i),
-                           .position = scene.positions[i],
-                           .src = scene.positions[i] == 0 ? backend::kNoState : backend::StateSlot{static_cast<int>(i)},
-                           .dst = backend::StateSlot{static_cast<int>(3 + i)}});
+      sequences.push_back(
+          {.tokens = test::random_tokens(scene.rows[i], s.dims().vocab, 11 + i),
+           .position = scene.positions[i],
+           .src = scene.positions[i] == 0 ? backend::kNoState : backend::StateSlot{static_cast<int>(i)},
+           .dst = backend::StateSlot{static_cast<int>(3 + i)}});
       n_rows += scene.rows[i];
     }
     const int n_blocks = static_cast<int>((scene.context + 63) / 64);
@@ -202,6 +205,8 @@ class Ops : public testing::Test {
         skipped = near_ties(logits, plan.value(router->logits).cols, s.dims().n_experts,
                             6 / std::sqrt(3.0) * std::ldexp(1.0, -8) * rms(logits));
       }
+      const auto* attends = std::get_if<plan::GatedAttention>(&op);
+      const double query = attends != nullptr && attends->prepares() ? query_rms(attends->layer) : 0;
       for (const ValueId id : outputs) {
         const plan::Value& value = plan.value(id);
         if (value.rows == plan::RowSpace::matrix) continue;
@@ -213,13 +218,15 @@ class Ops : public testing::Test {
         double worst = 0;
         size_t worst_at = 0;
         for (size_t k = 0; k < n; ++k) {
-          if (skipped.contains(static_cast<int64_t>(k / cols)) && value.name.find("router_logits") == std::string::npos)
+          if (skipped.contains(static_cast<int64_t>(k / cols)) &&
+              value.name.find("router_logits") == std::string::npos)
             continue;
           if (std::isinf(expected[k]) && expected[k] == got[k]) continue;
           const std::span<const float> values = std::span(expected).subspan(k / cols * cols, cols);
-          // silu(gate) * up: what rounding does to one sum is multiplied by the other, for which the row's largest
-          // product stands.
-          const double row = std::holds_alternative<plan::ExpertsGateUp>(op) ? largest(values) : rms(values);
+          // silu(gate) * up: what rounding does to one sum is multiplied by the other, for which the row's
+          // largest product stands.
+          double row = std::holds_alternative<plan::ExpertsGateUp>(op) ? largest(values) : rms(values);
+          row *= 1 + query;
           const double allowed =
               value.type == plan::Type::i32 ? 0.5 : tolerance(expected[k], row, value.type, has_products(op));
           const double ratio = std::abs(static_cast<double>(expected[k]) - got[k]) / allowed;
@@ -228,12 +235,21 @@ class Ops : public testing::Test {
             worst_at = k;
           }
         }
-        EXPECT_LE(worst, 1) << value.name << "[" << worst_at / cols << "][" << worst_at % cols << "]: expected "
-                            << expected[worst_at] << ", got " << got[worst_at];
+        EXPECT_LE(worst, 1) << value.name << "[" << worst_at / cols << "][" << worst_at % cols
+                            << "]: expected " << expected[worst_at] << ", got " << got[worst_at];
         if (!(worst <= 1)) return;
       }
     }
     compare_states(scene);
+  }
+
+  // Queries and keys that are prepared inside attention are rounded to bf16 there. A score is a sum of 256
+  // products over 16, so it moves by a relative 2^-8 / sqrt(3) of rms(query) * rms(key), and the output by as
+  // much of itself. The cache's keys have an rms of 1, a prepared query that of its norm's weight.
+  static double query_rms(int layer) {
+    ThreadPool pool(1);
+    const model::WeightId id{model::Weight::q_norm, layer};
+    return rms(model::WeightStore::load(test::tiny_checkpoint(), {id}, pool).vector(id));
   }
 
   static size_t n_blocks_of(backend::Program& program, const plan::Plan&, const plan::Op& op) {
@@ -256,8 +272,8 @@ class Ops : public testing::Test {
         const int block = static_cast<int>(i) * n_blocks + n_blocks - 1 - b;
         for (const auto which : {Device::Kv::k, Device::Kv::v}) {
           const auto got = s.metal().read_kv(which, layer, block, backend::kKvBlockTokens);
-          expect_near(s.reference().read_kv(which, layer, block, backend::kKvBlockTokens), got, std::ldexp(1.0, -8),
-                      fmt::format("layers.{} cache, block {}", layer, block));
+          expect_near(s.reference().read_kv(which, layer, block, backend::kKvBlockTokens), got,
+                      std::ldexp(1.0, -8), fmt::format("layers.{} cache, block {}", layer, block));
           s.reference().write_kv(which, layer, block, backend::kKvBlockTokens, got);
         }
       }
@@ -289,7 +305,8 @@ Policy unfused(Policy p) {
 Policy all_off() {
   Policy p = metal::default_policy();
   for (int m = 0; m < plan::kMechanisms; ++m)
-    if (static_cast<plan::Mechanism>(m) != plan::Mechanism::p2) p = *plan::without(p, static_cast<plan::Mechanism>(m));
+    if (static_cast<plan::Mechanism>(m) != plan::Mechanism::p2)
+      p = *plan::without(p, static_cast<plan::Mechanism>(m));
   return p;
 }
 
@@ -300,8 +317,9 @@ TEST_F(Ops, DecodeOfOneRowAsFusedAsItGets) {
 }
 
 TEST_F(Ops, DecodeOfThreeSequencesAsFusedAsItGets) {
-  compare({.name = "3 rows", .phase = Phase::decode, .positions = {5, 0, 130}, .rows = {1, 1, 1}, .context = 192},
-          metal::default_policy());
+  compare(
+      {.name = "3 rows", .phase = Phase::decode, .positions = {5, 0, 130}, .rows = {1, 1, 1}, .context = 192},
+      metal::default_policy());
 }
 
 TEST_F(Ops, DecodeOpByOp) {
@@ -319,11 +337,17 @@ TEST_F(Ops, DecodeOverFixedBlocksOfTheCache) {
   Policy p = metal::default_policy();
   p.fixed_blocks_from_context = 1;
   for (const int position : {0, 1023, 1024, 2100})
-    compare({.name = "fixed blocks", .phase = Phase::decode, .positions = {position}, .rows = {1}, .context = 2112}, p);
+    compare({.name = "fixed blocks",
+             .phase = Phase::decode,
+             .positions = {position},
+             .rows = {1},
+             .context = 2112},
+            p);
 }
 
 TEST_F(Ops, DecodeWithoutMechanisms) {
-  compare({.name = "all off", .phase = Phase::decode, .positions = {70, 3}, .rows = {1, 1}, .context = 128}, all_off());
+  compare({.name = "all off", .phase = Phase::decode, .positions = {70, 3}, .rows = {1, 1}, .context = 128},
+          all_off());
 }
 
 TEST_F(Ops, PrefillOfOneTileMoreOrLess) {
@@ -338,7 +362,11 @@ TEST_F(Ops, PrefillOfFewRowsUsesTheDecodeKernels) {
 }
 
 TEST_F(Ops, PrefillOfRaggedChunksOfThreeSequences) {
-  compare({.name = "3 chunks", .phase = Phase::prefill, .positions = {3, 0, 60}, .rows = {2, 40, 27}, .context = 128},
+  compare({.name = "3 chunks",
+           .phase = Phase::prefill,
+           .positions = {3, 0, 60},
+           .rows = {2, 40, 27},
+           .context = 128},
           metal::default_policy());
 }
 

@@ -49,7 +49,8 @@ struct Sequence {
 };
 class Inputs {
  public:
-  Inputs(const std::vector<Sequence>& sequences, int blocks_a_sequence, int n_tokens, bool all_outputs = true);
+  Inputs(const std::vector<Sequence>& sequences, int blocks_a_sequence, int n_tokens,
+         bool all_outputs = true);
   backend::StepInputs get() const {
     return {.tokens = tokens_,
             .segments = segments_,

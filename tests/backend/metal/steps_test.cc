@@ -1,4 +1,5 @@
-// Whole steps on the emulated GPU: what is encoded, what schedules may change, and what a missing barrier does.
+// Whole steps on the emulated GPU: what is encoded, what schedules may change, and what a missing barrier
+// does.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -28,7 +29,8 @@ model::Dims half_tiny() {
 plan::Plan make_plan(Phase phase, int rows, const Policy& policy, Ending ending = Ending::logits,
                      int64_t context = 128) {
   return plan::forward(half_tiny(),
-                       {.phase = phase, .rows = rows, .outputs = 1, .context = context, .ending = ending}, policy);
+                       {.phase = phase, .rows = rows, .outputs = 1, .context = context, .ending = ending},
+                       policy);
 }
 
 Inputs one_sequence(std::vector<int32_t> tokens, int position) {
@@ -84,7 +86,8 @@ TEST(Steps, MechanismsThatOnlyRearrangeWorkChangeNoBit) {
   split.fixed_blocks_from_context = 1;
   const std::vector<float> with_parts = logits_of(*metal.device, split, 20);
   for (const Mechanism m : {Mechanism::d5, Mechanism::d6})
-    EXPECT_EQ(logits_of(*metal.device, *plan::without(split, m), 20), with_parts) << plan::name(m) << ", fixed blocks";
+    EXPECT_EQ(logits_of(*metal.device, *plan::without(split, m), 20), with_parts)
+        << plan::name(m) << ", fixed blocks";
 }
 
 TEST(Steps, SchedulesChangeNoBit) {
@@ -100,8 +103,10 @@ TEST(Steps, SchedulesChangeNoBit) {
 TEST(Steps, TwoStepsInFlightGiveTheTokensOfOneAtATime) {
   const auto tokens_of = [&](const test::EmulatedOptions& options, bool two) {
     auto metal = test::make_emulated_metal(test::tiny_checkpoint(), options);
-    const auto prefill = metal.device->compile(make_plan(Phase::prefill, 12, metal::default_policy(), Ending::greedy));
-    const auto decode = metal.device->compile(make_plan(Phase::decode, 1, metal::default_policy(), Ending::greedy));
+    const auto prefill =
+        metal.device->compile(make_plan(Phase::prefill, 12, metal::default_policy(), Ending::greedy));
+    const auto decode =
+        metal.device->compile(make_plan(Phase::decode, 1, metal::default_policy(), Ending::greedy));
     std::vector<int32_t> tokens;
     Inputs prompt = one_sequence(test::random_tokens(12, 8000, 5), 0);
     prompt.segments()[0].token_out = backend::TokenSlot{0};
@@ -156,7 +161,8 @@ class Traced : public testing::TestWithParam<TracedStep> {};
 
 TEST_P(Traced, AStepHasNoFindings) {
   auto metal = test::make_emulated_metal(
-      test::tiny_checkpoint(), {.traced = true, .seed = 4, .on_finding = emulator::Options::OnFinding::nothing});
+      test::tiny_checkpoint(),
+      {.traced = true, .seed = 4, .on_finding = emulator::Options::OnFinding::nothing});
   const auto [phase, rows] = GetParam();
   const auto program = metal.device->compile(make_plan(phase, rows, metal::default_policy(), Ending::greedy));
   program->submit(one_sequence(test::random_tokens(rows, 8000, 1), 0).get());
@@ -176,7 +182,9 @@ TEST_P(Traced, AMissingBarrierIsReported) {
   const metal::Lowered& lowered = metal_program.lowered();
   const auto run = metal::groups(plan, lowered, 0, static_cast<int>(plan.ops.size()));
   const auto first_kernel = [&](const metal::Group& g) {
-    return lowered.ops[static_cast<size_t>(g.items[0].op)].dispatches[static_cast<size_t>(g.items[0].dispatch)].kernel;
+    return lowered.ops[static_cast<size_t>(g.items[0].op)]
+        .dispatches[static_cast<size_t>(g.items[0].dispatch)]
+        .kernel;
   };
   std::map<std::string, int> kinds;
   for (size_t g = 1; g < run.size(); ++g)
@@ -187,16 +195,16 @@ TEST_P(Traced, AMissingBarrierIsReported) {
     program->submit(one_sequence(test::random_tokens(rows, 8000, 1), 0).get());
     program->wait();
     const auto findings = metal.gpu->findings();
-    EXPECT_TRUE(std::any_of(findings.begin(), findings.end(),
-                            [](const auto& f) {
-                              return f.kind == emulator::Finding::Kind::missing_dispatch_barrier;
-                            }))
+    EXPECT_TRUE(std::any_of(
+        findings.begin(), findings.end(),
+        [](const auto& f) { return f.kind == emulator::Finding::Kind::missing_dispatch_barrier; }))
         << "without the barrier " << kind;
   }
   fmt::print("{} kinds of barriers\n", kinds.size());
 }
 
-INSTANTIATE_TEST_SUITE_P(Phases, Traced, testing::Values(TracedStep{Phase::decode, 1}, TracedStep{Phase::prefill, 9}));
+INSTANTIATE_TEST_SUITE_P(Phases, Traced,
+                         testing::Values(TracedStep{Phase::decode, 1}, TracedStep{Phase::prefill, 9}));
 
 }  // namespace
 }  // namespace lily
