@@ -12,6 +12,7 @@
 
 #include "backend/metal/lower.h"
 #include "base/half.h"
+#include "model/weight_store.h"
 #include "plan/uses.h"
 #include "tests/backend/metal/rig.h"
 
@@ -204,6 +205,8 @@ class Ops : public testing::Test {
         skipped = near_ties(logits, plan.value(router->logits).cols, s.dims().n_experts,
                             6 / std::sqrt(3.0) * std::ldexp(1.0, -8) * rms(logits));
       }
+      const auto* attends = std::get_if<plan::GatedAttention>(&op);
+      const double query = attends != nullptr && attends->prepares() ? query_rms(attends->layer) : 0;
       for (const ValueId id : outputs) {
         const plan::Value& value = plan.value(id);
         if (value.rows == plan::RowSpace::matrix) continue;
@@ -222,7 +225,8 @@ class Ops : public testing::Test {
           const std::span<const float> values = std::span(expected).subspan(k / cols * cols, cols);
           // silu(gate) * up: what rounding does to one sum is multiplied by the other, for which the row's
           // largest product stands.
-          const double row = std::holds_alternative<plan::ExpertsGateUp>(op) ? largest(values) : rms(values);
+          double row = std::holds_alternative<plan::ExpertsGateUp>(op) ? largest(values) : rms(values);
+          row *= 1 + query;
           const double allowed =
               value.type == plan::Type::i32 ? 0.5 : tolerance(expected[k], row, value.type, has_products(op));
           const double ratio = std::abs(static_cast<double>(expected[k]) - got[k]) / allowed;
@@ -237,6 +241,15 @@ class Ops : public testing::Test {
       }
     }
     compare_states(scene);
+  }
+
+  // Queries and keys that are prepared inside attention are rounded to bf16 there. A score is a sum of 256
+  // products over 16, so it moves by a relative 2^-8 / sqrt(3) of rms(query) * rms(key), and the output by as
+  // much of itself. The cache's keys have an rms of 1, a prepared query that of its norm's weight.
+  static double query_rms(int layer) {
+    ThreadPool pool(1);
+    const model::WeightId id{model::Weight::q_norm, layer};
+    return rms(model::WeightStore::load(test::tiny_checkpoint(), {id}, pool).vector(id));
   }
 
   static size_t n_blocks_of(backend::Program& program, const plan::Plan&, const plan::Op& op) {
