@@ -22,8 +22,7 @@ constexpr int kBlocks = 8;
 // A sequence on one device, driven as the engine does.
 class Sequence {
  public:
-  Sequence(std::unique_ptr<Device> device, const model::Checkpoint& checkpoint, bool keep_values = false)
-      : device_(std::move(device)), keep_values_(keep_values) {
+  Sequence(std::unique_ptr<Device> device, const model::Checkpoint& checkpoint) : device_(std::move(device)) {
     device_->load(checkpoint, {});
     dims_ = checkpoint.dims();
     device_->reserve({.n_state_slots = 3, .n_kv_blocks = kBlocks, .n_token_slots = 2, .max_rows = 128},
@@ -55,8 +54,7 @@ class Sequence {
   std::unique_ptr<Program> compile(int rows, plan::Ending ending) {
     const plan::Shape shape{rows == 1 ? plan::Phase::decode : plan::Phase::prefill, rows, 1,
                             kBlocks * kKvBlockTokens, ending};
-    return device_->compile(
-        plan::forward(dims_, shape, device_->policy(dims_), {.keep_values = keep_values_}));
+    return device_->compile(plan::forward(dims_, shape, device_->policy(dims_)));
   }
   void submit(Program& program, const std::vector<int32_t>& tokens, std::span<const Sampling> sampling) {
     const int n = static_cast<int>(tokens.size());
@@ -79,7 +77,6 @@ class Sequence {
   }
 
   std::unique_ptr<Device> device_;
-  const bool keep_values_;
   model::Dims dims_;
   std::vector<int32_t> table_;
   int position_ = 0;
@@ -107,7 +104,9 @@ TEST(CudaDevice, FollowsTheReferenceThroughPromptAndDecode) {
   const auto run = [&](std::vector<int32_t> tokens, const char* what) {
     const auto expected = reference.feed(tokens), got = cuda.feed(tokens);
     const double error = relative_error(got, expected);
-    const auto top = [](const std::vector<float>& x) { return std::max_element(x.begin(), x.end()) - x.begin(); };
+    const auto top = [](const std::vector<float>& x) {
+      return std::max_element(x.begin(), x.end()) - x.begin();
+    };
     RecordProperty(what, std::to_string(error));
     EXPECT_EQ(top(got), top(expected)) << what;
     EXPECT_LT(error, kBf16Engine) << what;
