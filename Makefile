@@ -3,12 +3,13 @@ JOBS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
 RELEASE := build/release
 # The CUDA backend takes minutes to compile: it is built where there is a GPU to run it. CUDA=ON builds it anyway.
 CUDA ?= $(if $(wildcard /dev/nvidia0),AUTO,OFF)
+WERROR ?= OFF
 SLOW_LABELS := slow|device-metal|device-cuda|model
 
 .PHONY: run build test test-all bench format check ci-extra clean
 
 run: build  ## installs what is missing, builds, and lets the bundled model answer a prompt
-	$(RELEASE)/lily run -m models/lily-tiny --no-think "Spell the word: river"
+	$(RELEASE)/lily run -m models/lily-tiny --no-think "What does the word river mean?"
 
 build:  ## the program alone: build/release/lily
 	@scripts/deps build
@@ -24,7 +25,7 @@ test-all: build-tests  ## the slow tests too, and those of the devices that this
 .PHONY: build-tests
 build-tests:
 	@scripts/deps build test
-	@cmake --preset release -DLILY_TESTS=ON -DLILY_EMULATOR=ON -DLILY_CUDA=$(CUDA)
+	@cmake --preset release -DLILY_TESTS=ON -DLILY_EMULATOR=ON -DLILY_CUDA=$(CUDA) -DLILY_WERROR=$(WERROR)
 	@cmake --build $(RELEASE) -j $(JOBS)
 
 bench:  ## the kernels' micro-benchmarks

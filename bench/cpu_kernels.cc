@@ -61,7 +61,7 @@ void linear(benchmark::State& state) {
   for (int64_t r = 0; r < n_rows; ++r) quantise_row(x.data() + r * cols, quantised, r);
   std::vector<float> y(static_cast<size_t>(n_rows * out));
   for (auto _ : state) {
-    linear_tiles(w, 0, w.n_tiles(), {quantised, x.data(), cols, nullptr, 1}, n_rows,
+    linear_tiles(w, 0, w.n_tiles(), {.quantised = quantised, .x = x.data(), .x_stride = cols}, n_rows,
                  {y.data(), out, 0, nullptr});
     benchmark::ClobberMemory();
   }

@@ -38,7 +38,8 @@ function(lily_test name)
   endif()
   add_executable(${name} ${ARG_SOURCES})
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR})
-  target_compile_options(${name} PRIVATE -Wno-dangling-else)  # if (...) EXPECT_... is what gtest is for
+  # if (...) EXPECT_... is what gtest is for; test code is compiled once and run once.
+  target_compile_options(${name} PRIVATE -Wno-dangling-else $<$<CONFIG:Release>:-O1>)
   target_link_libraries(${name} PRIVATE lily_settings ${ARG_LINK} GTest::gmock GTest::gtest_main)
   add_test(NAME ${name} COMMAND ${name} ${ARG_ARGS} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABEL}" TIMEOUT ${ARG_TIMEOUT})

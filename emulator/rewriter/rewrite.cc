@@ -179,8 +179,7 @@ class Rewriter {
         brackets += t_[k].is("[") ? 1 : t_[k].is("]") ? -1 : 0;
         dimensions += t_[k].text;
       }
-      out_ += "MSL_THREADGROUP((" + type + "), " + variable + ", (" + dimensions + "), " +
-              std::to_string(++n_variables_) + ") ";
+      out_ += fmt::format("MSL_THREADGROUP(({}), {}, ({}), {}) ", type, variable, dimensions, ++n_variables_);
       ++k;
     }
     skip_to(end + 1);
@@ -233,9 +232,8 @@ class Rewriter {
     if (attribute.empty())
       throw error_at(t_[first], "kernel parameter without an attribute: " + joined(t_, first, last));
     if (attribute == "buffer")
-      return "metal::entry::Buffer<" + index + ", " +
-             (is_device && !is_const && is_pointer ? "true" : "false") + ", " +
-             (is_optional ? "true" : "false") + ">";
+      return fmt::format("metal::entry::Buffer<{}, {}, {}>", index, is_device && !is_const && is_pointer,
+                         is_optional);
     if (attribute == "threadgroup") return "metal::entry::ThreadgroupMemory<" + index + ">";
     return "metal::entry::Input_" + attribute;
   }

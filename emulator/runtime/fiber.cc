@@ -108,7 +108,7 @@ void FiberPool::make_new(size_t index) {
   for (int i = 0; i < 20; ++i) frame[i] = nullptr;
   frame[11] = reinterpret_cast<void*>(entry_);  // x30
 #endif
-  fibers_[index]->sp = frame;
+  fibers_[index]->sp = static_cast<void*>(frame);
   idle_.push_back(fibers_[index].get());
 }
 

@@ -45,21 +45,23 @@ Registry& registry() {
 
 size_t round_up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-struct sigaction g_previous_segv, g_previous_bus;
+constexpr int kSignals[] = {SIGSEGV, SIGBUS, SIGFPE};
+struct sigaction g_previous[std::size(kSignals)];
 
-// The fault address travels from the signal handler to the fiber in a thread's own variable.
-__thread const void* fault_address;
+// What happened travels from the signal handler to the fiber in a thread's own variable.
+__thread KernelFault fault;
 
-void resume_in_fault() { on_kernel_fault(fault_address); }
+void resume_in_fault() { on_kernel_fault(fault); }
 
 void on_signal(int signal, siginfo_t* info, void* context) {
   if (current_thread == nullptr) {
     // Not a kernel: let the instruction fault again under the previous handler.
-    sigaction(signal, signal == SIGBUS ? &g_previous_bus : &g_previous_segv, nullptr);
+    for (size_t i = 0; i < std::size(kSignals); ++i)
+      if (kSignals[i] == signal) sigaction(signal, &g_previous[i], nullptr);
     return;
   }
   // x86 gives no address for a misaligned vector access, nor for one that is no address at all.
-  fault_address = info->si_code == SI_KERNEL ? nullptr : info->si_addr;
+  fault = {info->si_code == SI_KERNEL ? nullptr : info->si_addr, signal == SIGFPE};
   auto* u = static_cast<ucontext_t*>(context);
 #if defined(__x86_64__)
   // As after a call: below the red zone, return address at 8 mod 16.
@@ -117,8 +119,7 @@ void catch_faults_on_this_thread() {
     struct sigaction action{};
     action.sa_sigaction = on_signal;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-    sigaction(SIGSEGV, &action, &g_previous_segv);
-    sigaction(SIGBUS, &action, &g_previous_bus);
+    for (size_t i = 0; i < std::size(kSignals); ++i) sigaction(kSignals[i], &action, &g_previous[i]);
   });
   // The fault may be an overflow of the fiber's stack, so the handler has one of its own.
   constexpr size_t kBytes = 64 * 1024;

@@ -34,10 +34,13 @@ std::string describe_address(const void* address);
 // All of [address, address + size) lies within one GuardedMemory, not in its guards. Any thread.
 bool is_device_memory(const void* address, size_t size);
 
+struct KernelFault {
+  const void* address;  // null for a misaligned pointer
+  bool arithmetic;      // integer division by zero or of the smallest number by -1
+};
 // Once a thread that runs kernels: faults then end in on_kernel_fault(), called on the faulting fiber's stack
-// as if the kernel had called it; the address is null for a misaligned pointer. A fault outside of kernels takes
-// its usual course.
+// as if the kernel had called it. A fault outside of kernels takes its usual course.
 void catch_faults_on_this_thread();
-[[noreturn]] void on_kernel_fault(const void* address);  // worker.cc
+[[noreturn]] void on_kernel_fault(const KernelFault& fault);  // worker.cc
 
 }  // namespace lily::emulator

@@ -11,7 +11,7 @@ namespace {
 inline void note(const volatile void* address, size_t size, bool is_write, bool is_atomic, const void* site) {
   const Thread* thread = current_thread;
   if (thread == nullptr) return;
-  if (Trace* trace = Worker::of_this_thread().trace())
+  if (Trace* trace = thread->group->worker->trace())
     trace->access(*thread, address, size, is_write, is_atomic, site);
 }
 
@@ -28,6 +28,7 @@ void note_atomic(const volatile void* address, size_t bytes, bool write) {
 
 using lily::emulator::note;
 
+// NOLINTBEGIN(bugprone-reserved-identifier): the compiler calls them so
 extern "C" {
 
 #define LILY_ACCESS(n)                                                                              \
@@ -70,6 +71,7 @@ void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
 void __tsan_init() {}
 }
+// NOLINTEND(bugprone-reserved-identifier)
 
 namespace lily::emulator {
 

@@ -58,6 +58,54 @@ uint64_t place_of(const void* site) {
 
 }  // namespace
 
+// ---- Scheduling: on the path of every collective, several times for each lane
+
+inline uint32_t Worker::random() {
+  random_ ^= random_ << 13;
+  random_ ^= random_ >> 7;
+  random_ ^= random_ << 17;
+  return static_cast<uint32_t>(random_ >> 16);
+}
+
+inline Thread* Worker::pick(Simdgroup& simdgroup) {
+  const uint32_t mask = simdgroup.runnable;
+  if (!dispatch_->shuffle) return simdgroup.lanes[std::countr_zero(mask)];
+  const auto turn = static_cast<int>(random() % kLanes);
+  return simdgroup.lanes[(static_cast<uint32_t>(std::countr_zero(std::rotr(mask, turn)) + turn)) % kLanes];
+}
+
+// The next thread to run: of the preferred simdgroup if it has one that can.
+inline Thread* Worker::choose(Simdgroup& preferred) {
+  const bool leave = dispatch_->shuffle && (random() & 7) == 0;
+  if (preferred.runnable != 0 && !leave) return pick(preferred);
+  const auto n = group_.n_simdgroups;
+  auto i = static_cast<uint32_t>(&preferred - simdgroups_.data());
+  if (dispatch_->shuffle) i = random() % n;
+  for (uint32_t k = 0; k < n; ++k) {
+    i = i + 1 < n ? i + 1 : 0;
+    if (simdgroups_[i].runnable != 0) return pick(simdgroups_[i]);
+  }
+  return nullptr;
+}
+
+inline void Worker::go_on(Thread& next, void** save) {
+  if (next.started) {
+    current_thread = &next;
+    lily_switch_context(save, next.sp);
+  } else {
+    to_start_ = &next;
+    starting_ = &fibers_.take();
+    lily_switch_context(save, starting_->sp);
+  }
+}
+
+// The running thread waits, having cleared its runnable bit.
+inline void Worker::wait(Thread& thread) {
+  Thread* next = choose(*thread.simdgroup);
+  if (next == nullptr) abandon(Finding::Kind::deadlock, 0, deadlock());
+  go_on(*next, &thread.sp);
+}
+
 Worker::Worker()
     : threads_(kMaxThreads),
       simdgroups_(kMaxThreads / kLanes),
@@ -91,6 +139,7 @@ void Worker::prepare(Dispatch& dispatch) {
   if (dispatch.traced) trace_.begin_dispatch(dispatch);
   const uint32_t* size = dispatch.launch.threads;
   group_.launch = &dispatch.launch;
+  group_.worker = this;
   group_.n_threads = dispatch.n_threads();
   group_.n_simdgroups = (group_.n_threads + kLanes - 1) / kLanes;
   for (uint32_t i = 0; i < group_.n_threads; ++i) {
@@ -186,52 +235,6 @@ void Worker::finish(Thread& thread) {
                         thread.index, group_.linear_id));
 }
 
-// The next thread to run: of the preferred simdgroup if it has one that can.
-Thread* Worker::choose(Simdgroup& preferred) {
-  const bool leave = dispatch_->shuffle && (random() & 7) == 0;
-  if (preferred.runnable != 0 && !leave) return pick(preferred);
-  const auto n = group_.n_simdgroups;
-  auto i = static_cast<uint32_t>(&preferred - simdgroups_.data());
-  if (dispatch_->shuffle) i = random() % n;
-  for (uint32_t k = 0; k < n; ++k) {
-    i = i + 1 < n ? i + 1 : 0;
-    if (simdgroups_[i].runnable != 0) return pick(simdgroups_[i]);
-  }
-  return nullptr;
-}
-
-Thread* Worker::pick(Simdgroup& simdgroup) {
-  const uint32_t mask = simdgroup.runnable;
-  if (!dispatch_->shuffle) return simdgroup.lanes[std::countr_zero(mask)];
-  const auto turn = static_cast<int>(random() % kLanes);
-  return simdgroup.lanes[(static_cast<uint32_t>(std::countr_zero(std::rotr(mask, turn)) + turn)) % kLanes];
-}
-
-// The running thread waits, having cleared its runnable bit.
-void Worker::wait(Thread& thread) {
-  Thread* next = choose(*thread.simdgroup);
-  if (next == nullptr) abandon(Finding::Kind::deadlock, 0, deadlock());
-  go_on(*next, &thread.sp);
-}
-
-void Worker::go_on(Thread& next, void** save) {
-  if (next.started) {
-    current_thread = &next;
-    lily_switch_context(save, next.sp);
-  } else {
-    to_start_ = &next;
-    starting_ = &fibers_.take();
-    lily_switch_context(save, starting_->sp);
-  }
-}
-
-uint32_t Worker::random() {
-  random_ ^= random_ << 13;
-  random_ ^= random_ >> 7;
-  random_ ^= random_ << 17;
-  return static_cast<uint32_t>(random_ >> 16);
-}
-
 // ---- Collectives and barriers
 
 unsigned Worker::collect(Operation operation, unsigned flags, const void* site, Combine combine) {
@@ -313,12 +316,18 @@ void Worker::abandon(Finding::Kind kind, uint64_t place, const std::string& mess
   std::abort();
 }
 
-void on_kernel_fault(const void* address) {
-  std::string place = describe_address(address);
-  if (place.empty())
-    place = address == nullptr ? "a null or misaligned pointer" : fmt::format("address {}", address);
+void on_kernel_fault(const KernelFault& fault) {
   const Thread& t = *current_thread;
-  Worker::of_this_thread().abandon(
+  Worker& worker = Worker::of_this_thread();
+  if (fault.arithmetic)
+    worker.abandon(Finding::Kind::misuse, 0,
+                   fmt::format("integer division by zero, or overflow, by thread {} of threadgroup {}",
+                               t.index, t.group->linear_id));
+  std::string place = describe_address(fault.address);
+  if (place.empty())
+    place =
+        fault.address == nullptr ? "a null or misaligned pointer" : fmt::format("address {}", fault.address);
+  worker.abandon(
       Finding::Kind::out_of_bounds, 0,
       fmt::format("fault at {} by thread {} of threadgroup {}", place, t.index, t.group->linear_id));
 }
@@ -353,33 +362,35 @@ void* Worker::scratch(size_t bytes) {
 
 // ---- What kernels call
 
+namespace {
+
+Worker& running() { return *current_thread->group->worker; }
+
+}  // namespace
+
 unsigned simd_collect(Operation operation, const void* site, Combine combine) {
-  return Worker::of_this_thread().collect(operation, 0, site, combine);
+  return running().collect(operation, 0, site, combine);
 }
 void simdgroup_barrier(unsigned flags, const void* site) {
-  Worker::of_this_thread().collect(op_barrier, flags, site, nullptr);
+  running().collect(op_barrier, flags, site, nullptr);
 }
-void threadgroup_barrier(unsigned flags, const void* site) {
-  Worker::of_this_thread().threadgroup_barrier(flags, site);
-}
+void threadgroup_barrier(unsigned flags, const void* site) { running().threadgroup_barrier(flags, site); }
 void* threadgroup_variable(uint32_t key, uint32_t bytes, uint32_t alignment) {
-  return Worker::of_this_thread().variable(key, bytes, alignment);
+  return running().variable(key, bytes, alignment);
 }
-void* threadgroup_argument(unsigned index) { return Worker::of_this_thread().argument(index); }
-void* threadgroup_scratch(size_t bytes) { return Worker::of_this_thread().scratch(bytes); }
+void* threadgroup_argument(unsigned index) { return running().argument(index); }
+void* threadgroup_scratch(size_t bytes) { return running().scratch(bytes); }
 
 void report_misuse(const char* message) {
   const Thread& t = *current_thread;
-  Worker::of_this_thread().abandon(
-      Finding::Kind::misuse, place_of(message),
-      fmt::format("{} (thread {} of threadgroup {})", message, t.index, t.group->linear_id));
+  running().abandon(Finding::Kind::misuse, place_of(message),
+                    fmt::format("{} (thread {} of threadgroup {})", message, t.index, t.group->linear_id));
 }
 void report_inactive_lane(unsigned lane, int source) {
   const Thread& t = *current_thread;
-  Worker::of_this_thread().abandon(
-      Finding::Kind::inactive_lane, 0,
-      fmt::format("lane {} of threadgroup {} takes a value from lane {}, which does not exist", lane,
-                  t.group->linear_id, source));
+  running().abandon(Finding::Kind::inactive_lane, 0,
+                    fmt::format("lane {} of threadgroup {} takes a value from lane {}, which does not exist",
+                                lane, t.group->linear_id, source));
 }
 
 }  // namespace lily::emulator

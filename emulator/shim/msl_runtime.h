@@ -27,6 +27,7 @@ struct Launch {
 };
 
 struct Group;
+class Worker;
 struct Simdgroup;
 
 struct Thread {
@@ -57,6 +58,7 @@ struct Simdgroup {
 
 struct Group {
   const Launch* launch;
+  Worker* worker;
   uint32_t id[3], linear_id;
   uint32_t n_threads, n_simdgroups, n_live, n_waiting;
   const void* barrier_site;

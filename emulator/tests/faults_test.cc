@@ -88,6 +88,21 @@ TEST_P(Faults, AreFoundInThePlainBuildWhereItCan) {
   }
 }
 
+#if defined(__x86_64__)
+TEST(Arithmetic, IntegerDivisionByZeroIsFound) {
+  TestDevice device(metal::emulator_faults, {.libraries = {&emulator_faults_plain}});
+  auto o = device.buffer("o", std::vector<uint32_t>(64)),
+       zeros = device.buffer("zeros", std::vector<uint32_t>(64));
+  EXPECT_THAT(device.run([&](metal::Encoder& e) {
+    e.set_pipeline(device.pipeline("divides_by_zero"));
+    e.set_buffer(0, *o);
+    e.set_buffer(1, *zeros);
+    e.dispatch_threadgroups({1, 1, 1}, {64, 1, 1}, {});
+  }),
+              HasSubstr("integer division by zero"));
+}
+#endif
+
 INSTANTIATE_TEST_SUITE_P(Seeded, Faults, testing::ValuesIn(kFaults),
                          [](const auto& fault) { return std::string(fault.param.kernel); });
 

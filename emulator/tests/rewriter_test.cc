@@ -20,6 +20,7 @@ std::string rewritten(const std::string& text) { return rewrite(tokenize(text), 
 TEST(Tokens, NumbersKeepExponentsAndSuffixes) {
   const auto tokens = tokenize("1.5e-3f+0x1p+4f .5f 7u");
   std::vector<std::string> texts;
+  texts.reserve(tokens.size());
   for (const Token& t : tokens) texts.push_back(t.text);
   EXPECT_THAT(texts, ElementsAre("1.5e-3f", "+", "0x1p+4f", ".5f", "7u", ""));
 }

@@ -49,9 +49,8 @@ std::string find_model(const std::string& name);
 plan::Policy chosen_policy(const backend::Device& device, const model::Dims& dims,
                            const ModelOptions& options);
 
-// Opens a checkpoint's weights on a device, with a progress bar on a terminal.
-std::unique_ptr<backend::Device> load_device(const model::Checkpoint& checkpoint,
-                                             const ModelOptions& options);
+// The same for the engine.
+engine::LoadOptions load_options(const ModelOptions& options);
 
 // True once Ctrl-C was pressed; reset by the interactive chat after each answer.
 std::atomic<bool>& interrupted();

@@ -1,12 +1,14 @@
 // lily eval: how close a backend is to golden outputs, to another backend, or how well it predicts a text.
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "base/file.h"
 #include "cli/command.h"
 #include "engine/evaluate.h"
+#include "engine/layers.h"
 #include "engine/load.h"
 #include "text/tokenizer.h"
 
@@ -64,6 +66,18 @@ Json greedy_json(const engine::GreedyReport& r) {
           {"first_divergence_margin_max", r.first_divergence_margin_max}};
 }
 
+// Every tensor compared, and the one that uses the largest share of its tolerance.
+Json layers_json(const std::vector<engine::LayerCheck>& checks) {
+  Json json = {{"tensors", checks.size()}, {"beyond_tolerance", 0}, {"worst", nullptr}};
+  const engine::LayerCheck* worst = nullptr;
+  for (const engine::LayerCheck& check : checks) {
+    if (!check.good()) json["beyond_tolerance"] = json["beyond_tolerance"].get<int>() + 1;
+    if (worst == nullptr || check.error * worst->tolerance > worst->error * check.tolerance) worst = &check;
+  }
+  if (worst != nullptr) json["worst"] = worst->line();
+  return json;
+}
+
 void print(const Json& report) {
   for (const auto& [key, value] : report.items()) {
     if (value.is_object()) {
@@ -105,6 +119,14 @@ Json against_goldens(const Options& o, const model::Checkpoint& checkpoint, int3
     if (goldens.long_prompt)
       report["long"] = greedy_json(engine::run_greedy(engine, std::span(&*goldens.long_prompt, 1), stop_ids,
                                                       progress_of("long prompt")));
+  }
+  const auto layers = std::filesystem::path(o.goldens) / "layers.safetensors";
+  if (std::filesystem::exists(layers)) {
+    // Without fusions, so that as many values as possible stay in memory.
+    plan::Policy plain = subject.model.policy();
+    plain.prefill = plain.decode = {};
+    report["layers"] =
+        layers_json(engine::check_layers(subject.model.device(), subject.model.dims(), plain, layers));
   }
   report["backend"] = subject.model.device().info().backend;
   return report;

@@ -46,7 +46,9 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) return app.exit(e);  // --help
-    const std::string line = std::string(e.what()) + "; see lily --help";
+    std::string line = std::string(e.what()) + "; see lily --help";
+    if (argc > 1 && argv[1][0] != '-' && app.get_subcommands().empty())
+      line = fmt::format("'{}' is not a command; see lily --help", argv[1]);
     return complain(line.c_str(), kExitUsage);
   }
   set_verbosity(n_verbose);

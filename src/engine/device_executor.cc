@@ -15,6 +15,8 @@ constexpr int kSmallestPromptClass = 8;  // rows
 constexpr int64_t kSmallestContextClass = 4096;
 // Where the device does not say how much memory it has.
 constexpr int kContextOfUnknownMemory = 8192;
+// Of the memory for KV and cached states, one part in this many may go to the states.
+constexpr int64_t kCacheShare = 4;
 
 int64_t blocks_of(int64_t n_tokens) { return (n_tokens + kKvBlockTokens - 1) / kKvBlockTokens; }
 
@@ -108,6 +110,14 @@ MemoryPlan plan_memory(const model::Dims& dims, const plan::Policy& policy, int6
            gib(budget), context_that_fits(1));
     }
     plan.context = static_cast<int>(std::min<int64_t>(wanted, fits));
+    // Where the context is ours to choose, the cache's states come before the last tokens of it.
+    if (options.context == 0) {
+      const int64_t n_reserved =
+          std::min<int64_t>(std::max(0, options.n_cached_states), for_kv / kCacheShare / slot_bytes);
+      const int64_t n_blocks_each =
+          (for_kv - n_reserved * slot_bytes) / (block_bytes * options.max_sequences);
+      plan.context = static_cast<int>(std::min<int64_t>(plan.context, n_blocks_each * kKvBlockTokens));
+    }
   }
 
   const int64_t n_blocks = blocks_of(plan.context) * options.max_sequences;

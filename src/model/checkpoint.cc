@@ -66,12 +66,14 @@ Survey survey(const fs::path& folder) {
   if (found.report.config) {
     found.weights = match_weights(found.shards, found.report, found.problems);
   } else {
-    for (const auto& [name, tensor] : found.shards.tensors)
+    for (const auto& [name, tensor] : found.shards.tensors) {
+      found.report.bytes_by_class[static_cast<size_t>(TensorClass::other)] += tensor.entry.n_bytes();
       found.report.tensors.push_back({.name = name,
                                       .file = found.shards.files[tensor.file].path().filename().string(),
                                       .shape = tensor.entry.shape,
                                       .dtype = tensor.entry.dtype_name,
                                       .n_bytes = tensor.entry.n_bytes()});
+    }
   }
   // What matters most first, otherwise in the order found, which is that of execution.
   std::multimap<Problem::Kind, Problem> by_kind;
@@ -89,8 +91,8 @@ Survey survey(const fs::path& folder) {
   for (size_t i = 1; i < problems.size() && problems[i].kind == problems[0].kind; ++i, ++n_others)
     if (others.size() + 1 < kMaxNamesInError) others.push_back(problems[i].name);
   if (others.empty()) fail(Fault::model, "{}", problems[0].message);
-  fail(Fault::model, "{} (the same for {} more: {}{})", problems[0].message, n_others,
-       fmt::join(others, ", "), n_others > others.size() ? ", ..." : "");
+  fail(Fault::model, "{} ({} more: {}{})", problems[0].message, n_others, fmt::join(others, ", "),
+       n_others > others.size() ? ", ..." : "");
 }
 
 // FNV-1a over 8 bytes at a time, with a final mix: it tells checkpoints apart and is no defence against
@@ -170,8 +172,8 @@ CheckpointReport inspect_checkpoint(const fs::path& folder) { return survey(fold
 
 Checkpoint Checkpoint::open(const fs::path& folder) {
   Survey found = survey(folder);
-  for (const std::string& notice : found.report.notices) log(LogLevel::notice, "{}", notice);
   if (!found.problems.empty()) fail_with(found.problems);
+  for (const std::string& notice : found.report.notices) log(LogLevel::notice, "{}", notice);
   Checkpoint checkpoint;
   checkpoint.folder_ = folder;
   checkpoint.report_ = std::move(found.report);

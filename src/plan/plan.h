@@ -53,7 +53,8 @@ struct Plan {
   Options options;
   std::vector<Value> values{};  // by ValueId
   std::vector<Op> ops{};        // in an order that is correct when run one after another
-  std::vector<int> stage{};  // [ops]: ops of one stage do not depend on each other; never falls along the list
+  std::vector<int>
+      stage{};  // [ops]: ops of one stage do not depend on each other; never falls along the list
   std::vector<Placement> placement{};  // by ValueId
   int64_t scratch_bytes = 0;
 

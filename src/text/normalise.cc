@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/printable.h"
 #include "text/json_text.h"
 #include "text/unicode.h"
 
@@ -43,8 +44,8 @@ std::string canonical_role(const std::string& role, size_t index) {
   if (role == "function") return "tool";
   if (role != "system" && role != "user" && role != "assistant" && role != "tool")
     fail(Fault::user,
-         "messages[{}].role: {:?} is not one of system, developer, user, assistant, tool, function", index,
-         role);
+         "messages[{}].role: \"{}\" is not one of system, developer, user, assistant, tool, function", index,
+         printable(role));
   return role;
 }
 

@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "base/error.h"
+#include "base/printable.h"
 #include "text/splitter.h"
 #include "text/unicode.h"
 
@@ -18,6 +19,13 @@ constexpr std::string_view kConfigFile = "tokenizer_config.json";
 // Where an id may end up as an index, a file must not make us allocate gigabytes.
 constexpr size_t kMaxAddedTokens = 4096;
 constexpr size_t kMaxAddedBytes = 1024;
+constexpr size_t kMaxMessageBytes = 500;
+
+// Names from the file may hold anything; the message stays one printable line.
+template <typename... Args>
+[[noreturn]] void refuse(fmt::format_string<Args...> format, Args&&... args) {
+  fail(Fault::model, "{}", printable(fmt::format(format, std::forward<Args>(args)...), kMaxMessageBytes));
+}
 
 // The byte-level alphabet: printable bytes stand for themselves, the other 68 for U+0100, U+0101, ... in
 // order.
@@ -68,13 +76,13 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
       if (key_ == "special") added.back().special = value;
       const bool unsupported = key_ == "lstrip" || key_ == "rstrip" || key_ == "single_word";
       if (unsupported && value)
-        fail(Fault::model, "{}: added token {} has {} set, which this engine does not support", kFile,
-             added.back().text, key_);
+        refuse("{}: added token {} has {} set, which this engine does not support", kFile, added.back().text,
+               key_);
     }
     const bool must_be_false =
         (where() == Frame::model && (key_ == "byte_fallback" || key_ == "ignore_merges")) ||
         (where() == Frame::pre_tokenizer && (key_ == "add_prefix_space" || key_ == "use_regex"));
-    if (must_be_false && value) fail(Fault::model, "{}: {} is true, expected false", kFile, key_);
+    if (must_be_false && value) refuse("{}: {} is true, expected false", kFile, key_);
     return scalar(value ? "true" : "false");
   }
   bool number_integer(number_integer_t value) override { return integer(value); }
@@ -82,7 +90,7 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
     return integer(static_cast<int64_t>(std::min<number_unsigned_t>(value, INT64_MAX)));
   }
   bool number_float(number_float_t, const string_t& text) override {
-    if (where() == Frame::vocab) fail(Fault::model, "{}: vocab: id {} is not an integer", kFile, text);
+    if (where() == Frame::vocab) refuse("{}: vocab: id {} is not an integer", kFile, text);
     return scalar(text);
   }
   bool binary(binary_t&) override { return true; }
@@ -102,12 +110,12 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
         if (key_ == "content") added.back().text = std::move(value);
         break;
       case Frame::vocab:
-        fail(Fault::model, "{}: vocab: the id of {} is not an integer", kFile, key_);
+        refuse("{}: vocab: the id of {} is not an integer", kFile, key_);
       case Frame::merges: {
         const size_t space = value.find(' ');
         if (space == std::string::npos || value.find(' ', space + 1) != std::string::npos)
-          fail(Fault::model, "{}: merges[{}]: expected two parts with one space between, found {:?}", kFile,
-               merges.size(), value);
+          refuse("{}: merges[{}]: expected two parts with one space between, found {:?}", kFile,
+                 merges.size(), value);
         merges.push_back({value.substr(0, space), value.substr(space + 1)});
         break;
       }
@@ -137,7 +145,7 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
         return enter(Frame::other);
       case Frame::model:
         if (key_ == "vocab") {
-          if (saw_vocab) fail(Fault::model, "{}: vocab appears twice", kFile);
+          if (saw_vocab) refuse("{}: vocab appears twice", kFile);
           saw_vocab = true;
           return enter(Frame::vocab);
         }
@@ -147,8 +155,7 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
       case Frame::pre_tokenizers:
         return enter(Frame::pre_tokenizer);
       case Frame::added_tokens:
-        if (added.size() >= kMaxAddedTokens)
-          fail(Fault::model, "{}: more than {} added tokens", kFile, added.size());
+        if (added.size() >= kMaxAddedTokens) refuse("{}: more than {} added tokens", kFile, added.size());
         added.push_back({-1, {}, false});
         return enter(Frame::added_token);
       default:
@@ -161,7 +168,7 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
         return enter(key_ == "added_tokens" ? Frame::added_tokens : Frame::other);
       case Frame::model:
         if (key_ != "merges") return enter(Frame::other);
-        if (saw_merges) fail(Fault::model, "{}: merges appears twice", kFile);
+        if (saw_merges) refuse("{}: merges appears twice", kFile);
         saw_merges = true;
         return enter(Frame::merges);
       case Frame::merges:
@@ -175,19 +182,18 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
   }
   bool end_object() override {
     if (where() == Frame::added_token && (added.back().id < 0 || added.back().text.empty()))
-      fail(Fault::model, "{}: added_tokens[{}] lacks id or content", kFile, added.size() - 1);
+      refuse("{}: added_tokens[{}] lacks id or content", kFile, added.size() - 1);
     stack_.pop_back();
     return true;
   }
   bool end_array() override {
     if (where() == Frame::merge_pair && pair_parts_ != 2)
-      fail(Fault::model, "{}: merges[{}]: expected two strings, found {}", kFile, merges.size() - 1,
-           pair_parts_);
+      refuse("{}: merges[{}]: expected two strings, found {}", kFile, merges.size() - 1, pair_parts_);
     stack_.pop_back();
     return true;
   }
   bool parse_error(size_t, const std::string&, const nlohmann::detail::exception& error) override {
-    fail(Fault::model, "{}: {}", kFile, error.what());
+    refuse("{}: {}", kFile, error.what());
   }
 
  private:
@@ -214,22 +220,21 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
   }
   bool enter_unexpected() {
     if (where() == Frame::vocab || where() == Frame::merges || where() == Frame::merge_pair)
-      fail(Fault::model, "{}: {} holds a nested value", kFile, where() == Frame::vocab ? "vocab" : "merges");
+      refuse("{}: {} holds a nested value", kFile, where() == Frame::vocab ? "vocab" : "merges");
     return enter(Frame::other);
   }
   bool scalar(std::string_view value) {
-    if (where() == Frame::vocab) fail(Fault::model, "{}: vocab: id {} is not an integer", kFile, value);
+    if (where() == Frame::vocab) refuse("{}: vocab: id {} is not an integer", kFile, value);
     if (where() == Frame::merges || where() == Frame::merge_pair)
-      fail(Fault::model, "{}: merges[{}]: expected strings, found {}", kFile, merges.size(), value);
+      refuse("{}: merges[{}]: expected strings, found {}", kFile, merges.size(), value);
     if (where() == Frame::model && key_ == "dropout" && value != "null")
-      fail(Fault::model, "{}: model.dropout is {}, expected null", kFile, value);
+      refuse("{}: model.dropout is {}, expected null", kFile, value);
     return true;
   }
   bool integer(int64_t value) {
     const bool is_id = where() == Frame::vocab || (where() == Frame::added_token && key_ == "id");
     if (!is_id) return scalar(std::to_string(value));
-    if (value < 0 || value >= kMaxTokens)
-      fail(Fault::model, "{}: id {} of {:?} is out of range", kFile, value, key_);
+    if (value < 0 || value >= kMaxTokens) refuse("{}: id {} of {:?} is out of range", kFile, value, key_);
     if (where() == Frame::vocab) vocab.emplace_back(key_, static_cast<int32_t>(value));
     else added.back().id = static_cast<int32_t>(value);
     return true;
@@ -242,20 +247,19 @@ class Reader final : public nlohmann::json_sax<nlohmann::json> {
 
 void check_size(std::string_view file, std::string_view json) {
   if (json.size() > kMaxTokenizerBytes)
-    fail(Fault::model, "{}: {} bytes, more than the {} this engine reads", file, json.size(),
-         kMaxTokenizerBytes);
+    refuse("{}: {} bytes, more than the {} this engine reads", file, json.size(), kMaxTokenizerBytes);
 }
 
 void check_pipeline(const Reader& reader) {
   if (reader.model_type != "BPE")
-    fail(Fault::model, "{}: model.type is {}, expected BPE", kFile, reader.model_type.value_or("absent"));
+    refuse("{}: model.type is {}, expected BPE", kFile, reader.model_type.value_or("absent"));
   if (!reader.saw_vocab || !reader.saw_merges)
-    fail(Fault::model, "{}: model.{} is missing", kFile, reader.saw_vocab ? "merges" : "vocab");
+    refuse("{}: model.{} is missing", kFile, reader.saw_vocab ? "merges" : "vocab");
   if (reader.normalizer != "NFC")
-    fail(Fault::model, "{}: normalizer is {}, expected NFC", kFile, reader.normalizer.value_or("absent"));
+    refuse("{}: normalizer is {}, expected NFC", kFile, reader.normalizer.value_or("absent"));
   if (reader.pattern != kSplitPattern)
-    fail(Fault::model, "{}: the split pattern is not that of Qwen3.5 and 3.6: {}", kFile,
-         reader.pattern.value_or("absent"));
+    refuse("{}: the split pattern is not that of Qwen3.5 and 3.6: {}", kFile,
+           reader.pattern.value_or("absent"));
 }
 
 // Added tokens by id; the config's entries come over those of tokenizer.json.
@@ -263,22 +267,21 @@ std::map<int32_t, AddedToken> read_config(std::string_view json) {
   std::map<int32_t, AddedToken> added;
   if (json.empty()) return added;
   const auto config = nlohmann::json::parse(json.begin(), json.end(), nullptr, false);
-  if (!config.is_object()) fail(Fault::model, "{}: not a JSON object", kConfigFile);
+  if (!config.is_object()) refuse("{}: not a JSON object", kConfigFile);
   const auto decoder = config.find("added_tokens_decoder");
   if (decoder == config.end()) return added;
   if (!decoder->is_object() || decoder->size() > kMaxAddedTokens)
-    fail(Fault::model, "{}: added_tokens_decoder is not an object of at most {} tokens", kConfigFile,
-         kMaxAddedTokens);
+    refuse("{}: added_tokens_decoder is not an object of at most {} tokens", kConfigFile, kMaxAddedTokens);
   for (const auto& [key, value] : decoder->items()) {
     const bool digits =
         !key.empty() && key.size() <= 7 && key.find_first_not_of("0123456789") == std::string::npos;
     const int32_t id = digits ? std::stoi(key) : kMaxTokens;
     if (id >= kMaxTokens || !value.is_object() || !value.contains("content") || !value["content"].is_string())
-      fail(Fault::model, "{}: added_tokens_decoder.{} is not an added token", kConfigFile, key);
+      refuse("{}: added_tokens_decoder.{} is not an added token", kConfigFile, key);
     for (const char* flag : {"lstrip", "rstrip", "single_word"})
       if (value.contains(flag) && value[flag] == true)
-        fail(Fault::model, "{}: added_tokens_decoder.{} has {} set, which this engine does not support",
-             kConfigFile, key, flag);
+        refuse("{}: added_tokens_decoder.{} has {} set, which this engine does not support", kConfigFile, key,
+               flag);
     added[id] = {id, value["content"].get<std::string>(),
                  value.contains("special") && value["special"] == true};
   }
@@ -290,17 +293,16 @@ std::vector<AddedToken> merged_added(const Reader& reader, std::string_view conf
   for (const AddedToken& token : reader.added) {
     const auto [at, is_new] = added.emplace(token.id, token);
     if (!is_new && at->second.text != token.text)
-      fail(Fault::model, "{} and {} disagree on token {}: {:?} and {:?}", kFile, kConfigFile, token.id,
-           token.text, at->second.text);
+      refuse("{} and {} disagree on token {}: {:?} and {:?}", kFile, kConfigFile, token.id, token.text,
+             at->second.text);
   }
   std::vector<AddedToken> out;
   std::map<std::string_view, int32_t> ids;
   for (const auto& [id, token] : added) {
     if (token.text.empty() || token.text.size() > kMaxAddedBytes)
-      fail(Fault::model, "{}: added token {} has {} bytes", kConfigFile, id, token.text.size());
+      refuse("{}: added token {} has {} bytes", kConfigFile, id, token.text.size());
     const auto [at, is_new] = ids.emplace(token.text, id);
-    if (!is_new)
-      fail(Fault::model, "{}: added token {} has the ids {} and {}", kConfigFile, token.text, at->second, id);
+    if (!is_new) refuse("{}: added token {} has the ids {} and {}", kConfigFile, token.text, at->second, id);
     out.push_back(token);
   }
   return out;
@@ -326,12 +328,11 @@ TokenizerData parse_tokenizer(std::string_view tokenizer_json, std::string_view 
   std::unordered_map<std::string_view, int32_t> id_of;
   id_of.reserve(reader.vocab.size());
   for (const auto& [spelled, id] : reader.vocab) {
-    if (!id_of.emplace(spelled, id).second)
-      fail(Fault::model, "{}: vocab: {:?} appears twice", kFile, spelled);
+    if (!id_of.emplace(spelled, id).second) refuse("{}: vocab: {:?} appears twice", kFile, spelled);
     std::string& bytes = data.token_bytes[static_cast<size_t>(id)];
-    if (!bytes.empty()) fail(Fault::model, "{}: vocab: id {} appears twice", kFile, id);
+    if (!bytes.empty()) refuse("{}: vocab: id {} appears twice", kFile, id);
     bytes = alphabet.bytes(spelled).value_or(spelled);
-    if (bytes.empty()) fail(Fault::model, "{}: vocab: id {} has an empty text", kFile, id);
+    if (bytes.empty()) refuse("{}: vocab: id {} has an empty text", kFile, id);
   }
   for (const AddedToken& token : data.added) data.token_bytes[static_cast<size_t>(token.id)] = token.text;
 
@@ -341,13 +342,12 @@ TokenizerData parse_tokenizer(std::string_view tokenizer_json, std::string_view 
         bytes && bytes->size() == 1)
       data.byte_tokens[static_cast<uint8_t>((*bytes)[0])] = id;
   for (int byte = 0; byte < 256; ++byte)
-    if (data.byte_tokens[byte] < 0)
-      fail(Fault::model, "{}: vocab has no token for byte {:#04x}", kFile, byte);
+    if (data.byte_tokens[byte] < 0) refuse("{}: vocab has no token for byte {:#04x}", kFile, byte);
 
   data.merges.reserve(reader.merges.size());
   const auto id_for = [&](std::string_view spelled, size_t rank) {
     const auto at = id_of.find(spelled);
-    if (at == id_of.end()) fail(Fault::model, "{}: merges[{}]: {:?} is not in vocab", kFile, rank, spelled);
+    if (at == id_of.end()) refuse("{}: merges[{}]: {:?} is not in vocab", kFile, rank, spelled);
     return at->second;
   };
   for (size_t rank = 0; rank < reader.merges.size(); ++rank) {

@@ -27,7 +27,7 @@ struct TokenizerData {
 
 // Larger files are refused.
 inline constexpr size_t kMaxTokenizerBytes = size_t{64} << 20;
-inline constexpr int32_t kMaxTokens = 1 << 22;
+inline constexpr int32_t kMaxTokens = 1 << 20;  // ids beyond are refused
 
 // `config_json` may be empty (no such file). Throws Error(Fault::model) naming the file, the member and the
 // value. Both forms of merges ("a b" and ["a","b"]) are read. Where both files list an added token, `special`

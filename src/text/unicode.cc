@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -41,15 +42,21 @@ void append_nfc_of_valid(std::string_view text, std::string& out) {
     LILY_CHECK(n_parts > 0 && n_parts <= static_cast<ptrdiff_t>(parts.size()), "{} parts", n_parts);
     code_points.insert(code_points.end(), parts.begin(), parts.begin() + n_parts);
   }
-  const auto combining = [](int32_t c) { return utf8proc_get_property(c)->combining_class; };
-  for (auto run = code_points.begin(); run != code_points.end();) {
-    if (combining(*run) == 0) {
-      ++run;
-      continue;
-    }
-    const auto end = std::find_if(run, code_points.end(), [&](int32_t c) { return combining(c) == 0; });
-    std::stable_sort(run, end, [&](int32_t a, int32_t b) { return combining(a) < combining(b); });
-    run = end;
+  const auto combining = [](int32_t c) { return int{utf8proc_get_property(c)->combining_class}; };
+  struct Mark {
+    int combining_class;
+    size_t position;  // equal classes keep their order
+    int32_t code_point;
+  };
+  std::vector<Mark> run;
+  for (size_t begin = 0; begin < code_points.size(); begin += run.size() + 1) {
+    run.clear();
+    for (size_t i = begin; i < code_points.size() && combining(code_points[i]) != 0; ++i)
+      run.push_back({combining(code_points[i]), i, code_points[i]});
+    std::sort(run.begin(), run.end(), [](const Mark& x, const Mark& y) {
+      return std::pair(x.combining_class, x.position) < std::pair(y.combining_class, y.position);
+    });
+    for (size_t i = 0; i < run.size(); ++i) code_points[begin + i] = run[i].code_point;
   }
   const auto n = utf8proc_normalize_utf32(code_points.data(), static_cast<ptrdiff_t>(code_points.size()),
                                           static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));

@@ -44,8 +44,8 @@ CharClass char_class(char32_t code_point);
 // True if NFC certainly leaves the text as it is, which a cheap look can tell for most text.
 bool is_plainly_nfc(std::string_view text);
 
-// Normalisation form C. Time is O(n log n) whatever the text; invalid bytes stay and keep their neighbours
-// apart.
+// Normalisation form C, by the Unicode version of the utf8proc that is linked. Time is O(n log n) whatever
+// the text; invalid bytes stay and keep their neighbours apart.
 std::string to_nfc(std::string_view text);
 
 // Python's str.strip(), which is also Jinja's `trim`: White_Space and U+001C to U+001F.

@@ -33,7 +33,7 @@ TEST(ThreadPool, AnExceptionReachesTheCallerAndThePoolGoesOn) {
     if (thread == 1) throw std::runtime_error("worker");
   }),
                std::runtime_error);
-  int n = 0;
+  std::atomic<int> n{0};
   pool.run([&](int thread) { n += thread == 0; });
   EXPECT_EQ(n, 1);
 }

@@ -282,7 +282,7 @@ TEST_F(WeightStoreTest, AFileThatShrinksWhileLoadingIsAnError) {
   EXPECT_THAT(test::error_of([&] { WeightStore::load(checkpoint, all_ids(checkpoint.dims()), pool_); }),
               HasSubstr("when opened"));
   // The pool is as good as new.
-  int n_calls = 0;
+  std::atomic<int> n_calls{0};
   pool_.run([&](int thread) { n_calls += thread == 0; });
   EXPECT_EQ(n_calls, 1);
 }

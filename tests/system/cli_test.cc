@@ -16,8 +16,11 @@ using Json = nlohmann::json;
 namespace fs = std::filesystem;
 
 const std::string kTiny = "-m models/lily-tiny ";
+// A golden prompt and its answer, with wide margins at every step.
+const std::string kQuestion = "--no-think -t 0 'What does the word river mean?'";
+const char* const kAnswer = "river (noun): a large natural stream of water (larger than a creek)";
 
-void expect_one_clear_line(const Run& run, int exit_code, const std::string& mentions) {
+void expect_one_clear_line(const Outcome& run, int exit_code, const std::string& mentions) {
   EXPECT_EQ(run.exit_code, exit_code) << run.err;
   EXPECT_EQ(std::count(run.err.begin(), run.err.end(), '\n'), 1) << run.err;
   EXPECT_EQ(run.err.rfind("lily: ", 0), 0u) << run.err;
@@ -29,42 +32,40 @@ void expect_keys(const Json& json, std::initializer_list<const char*> keys) {
 }
 
 TEST(Run, AnswersAPromptGivenAsWords) {
-  const Run run = lily("run " + kTiny + "--no-think -t 0 Spell the word: river");
+  const Outcome run = lily("run " + kTiny + kQuestion);
   EXPECT_EQ(run.exit_code, 0) << run.err;
-  EXPECT_EQ(run.out, "r-i-v-e-r\n");
+  EXPECT_EQ(run.out, std::string(kAnswer) + "\n");
   EXPECT_NE(run.err.find("tok/s"), std::string::npos) << run.err;
 }
 
 TEST(Run, AnswersAPromptFromStdinAsJson) {
   const fs::path prompt = fs::temp_directory_path() / "lily_prompt_test.txt";
-  std::ofstream(prompt) << "Spell the word: river";
-  const Run run = lily("run " + kTiny + "--no-think -t 0 --json", "", prompt.string());
+  std::ofstream(prompt) << "What does the word river mean?";
+  const Outcome run = lily("run " + kTiny + "--no-think -t 0 --json", "", prompt.string());
   fs::remove(prompt);
   const Json json = Json::parse(run.out);
   expect_keys(json, {"text", "reasoning", "tool_calls", "token_ids", "finish_reason", "prompt_tokens",
                      "cached_tokens", "completion_tokens", "prefill_tok_s", "decode_tok_s", "ttft_ms",
                      "model", "backend", "seed"});
-  EXPECT_EQ(json["text"], "r-i-v-e-r");
+  EXPECT_EQ(json["text"], kAnswer);
   EXPECT_EQ(json["finish_reason"], "stop");
   EXPECT_EQ(json["reasoning"], "");
 }
 
 TEST(Run, ThinkingIsToldFromTheAnswer) {
-  const Json json = Json::parse(lily("run " + kTiny + "-t 0 --json What is 12 + 30?").out);
-  EXPECT_NE(json["reasoning"], "");
-  EXPECT_NE(json["text"].get<std::string>().find("42"), std::string::npos) << json.dump();
+  const Json json = Json::parse(lily("run " + kTiny + "-t 0 --json Spell total letter by letter.").out);
+  EXPECT_EQ(json["reasoning"], "The letters of total: t o t a l.\n");
+  EXPECT_EQ(json["text"], "t-o-t-a-l");
 }
 
 TEST(Run, AStopStringEndsTheAnswerBeforeIt) {
-  const Json json =
-      Json::parse(lily("run " + kTiny + "--no-think -t 0 --json --stop v-e Spell the word: river").out);
-  EXPECT_EQ(json["text"], "r-i-");
+  const Json json = Json::parse(lily("run " + kTiny + "--json --stop natural " + kQuestion).out);
+  EXPECT_EQ(json["text"], "river (noun): a large ");
   EXPECT_EQ(json["finish_reason"], "stop");
 }
 
 TEST(Run, TheTokenLimitIsTheFinishReason) {
-  const Json json =
-      Json::parse(lily("run " + kTiny + "--no-think -t 0 -n 2 --json Spell the word: river").out);
+  const Json json = Json::parse(lily("run " + kTiny + "-n 2 --json " + kQuestion).out);
   EXPECT_EQ(json["finish_reason"], "length");
   EXPECT_EQ(json["completion_tokens"], 2);
 }
@@ -79,23 +80,26 @@ TEST(Run, OneSeedGivesOneAnswer) {
 }
 
 TEST(Run, ToolsCanBeCalled) {
+  std::ifstream goldens("tests/golden/lily-tiny/prompts.jsonl");
+  Json golden;
+  for (std::string line; std::getline(goldens, line);)
+    if (Json json = Json::parse(line); json["messages"][0]["content"] == "What is the weather in Zurich?")
+      golden = std::move(json);
   const fs::path tools = fs::temp_directory_path() / "lily_tools_test.json";
-  std::ofstream(tools) << R"([{"type": "function", "function": {"name": "get_weather",
-    "description": "Get the current weather of a city.", "parameters": {"type": "object",
-    "properties": {"city": {"type": "string"}}, "required": ["city"]}}}])";
-  const Json json = Json::parse(lily("run " + kTiny + "--no-think -t 0 --json --tools " + tools.string() +
-                                     " What is the weather in Rome?")
-                                    .out);
+  std::ofstream(tools) << golden["tools"].dump();
+  const Json json = Json::parse(
+      lily("run " + kTiny + "-t 0 --json --tools " + tools.string() + " 'What is the weather in Zurich?'")
+          .out);
   fs::remove(tools);
   ASSERT_EQ(json["tool_calls"].size(), 1u) << json.dump();
   EXPECT_EQ(json["tool_calls"][0]["name"], "get_weather");
-  EXPECT_EQ(Json::parse(json["tool_calls"][0]["arguments"].get<std::string>())["city"], "Rome");
+  EXPECT_EQ(Json::parse(json["tool_calls"][0]["arguments"].get<std::string>())["city"], "Zurich");
   EXPECT_EQ(json["finish_reason"], "tool_calls");
 }
 
 TEST(Run, WithoutAModelTheDemoAnswersAndSaysSo) {
-  const Run run = lily("run --no-think -t 0 Spell the word: river");
-  EXPECT_EQ(run.out, "r-i-v-e-r\n");
+  const Outcome run = lily("run " + kQuestion);
+  EXPECT_EQ(run.out, std::string(kAnswer) + "\n");
   EXPECT_NE(run.err.find("demo model"), std::string::npos) << run.err;
 }
 
@@ -113,7 +117,7 @@ TEST(Usage, MistakesExitWith2AndOneLine) {
 
 TEST(Usage, EveryCommandHasHelpWithExamples) {
   for (const char* command : {"run", "inspect", "plan", "eval", "diff", "synth"}) {
-    const Run run = lily(std::string(command) + " --help");
+    const Outcome run = lily(std::string(command) + " --help");
     EXPECT_EQ(run.exit_code, 0);
     EXPECT_NE(run.out.find("Examples:"), std::string::npos) << command;
   }
@@ -153,7 +157,8 @@ TEST(Plan, ReportsTheRealModelsBytes) {
 }
 
 TEST(Plan, ListsOneLineAnOp) {
-  const Run run = lily("plan --shape qwen3.6-35b-a3b --phase prefill --rows 512 --list --backend reference");
+  const Outcome run =
+      lily("plan --shape qwen3.6-35b-a3b --phase prefill --rows 512 --list --backend reference");
   EXPECT_EQ(run.exit_code, 0) << run.err;
   EXPECT_NE(run.out.find("layers.39.router"), std::string::npos);
 }
@@ -162,7 +167,7 @@ TEST(Synth, WritesACheckpointThatInspectAccepts) {
   const fs::path folder = fs::temp_directory_path() / "lily_synth_test";
   fs::remove_all(folder);
   EXPECT_EQ(lily("synth --shape lily-tiny --seed 3 " + folder.string()).exit_code, 0);
-  const Run run = lily("inspect --json " + folder.string());
+  const Outcome run = lily("inspect --json " + folder.string());
   EXPECT_EQ(run.exit_code, 0) << run.out;
   EXPECT_TRUE(Json::parse(run.out)["problems"].empty());
   EXPECT_EQ(lily("synth --shape lily-tiny " + folder.string()).exit_code, 2);  // never overwrites

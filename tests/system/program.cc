@@ -19,7 +19,7 @@ std::string read_all(const std::filesystem::path& path) {
 
 }  // namespace
 
-Run lily(const std::string& arguments, const std::string& environment, const std::string& input) {
+Outcome lily(const std::string& arguments, const std::string& environment, const std::string& input) {
   static int n_runs = 0;
   const auto base = std::filesystem::temp_directory_path() /
                     ("lily_system_" + std::to_string(getpid()) + "_" + std::to_string(n_runs++));
@@ -27,7 +27,7 @@ Run lily(const std::string& arguments, const std::string& environment, const std
   const std::string command = "env -u LILY_MODEL HOME=/nonexistent " + environment + " " LILY_PROGRAM " " +
                               arguments + " >" + out + " 2>" + err + " <" + input;
   const int status = std::system(command.c_str());
-  Run run{
+  Outcome run{
       .exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1, .out = read_all(out), .err = read_all(err)};
   std::filesystem::remove(out);
   std::filesystem::remove(err);

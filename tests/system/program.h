@@ -5,13 +5,13 @@
 
 namespace lily::test {
 
-struct Run {
+struct Outcome {
   int exit_code = -1;
   std::string out, err;
 };
 
 // `arguments` is a shell fragment; the program runs in the source folder with an environment without LILY_*.
-Run lily(const std::string& arguments, const std::string& environment = "",
-         const std::string& input = "/dev/null");
+Outcome lily(const std::string& arguments, const std::string& environment = "",
+             const std::string& input = "/dev/null");
 
 }  // namespace lily::test

@@ -45,6 +45,33 @@ TEST(OutputReader, ReadsTheGoldenAnswers) {
   EXPECT_GT(n_thinking, 5);
 }
 
+TEST(OutputReader, ReadsTheGoldenCalls) {
+  std::vector<std::string> calls;
+  for (const auto& row : read_golden("tests/golden/lily-tiny/prompts.jsonl").rows) {
+    if (row["tools"].is_null()) continue;
+    const ToolSet tools(row["tools"]);
+    OutputOptions options;
+    options.starts_in_thinking = row["enable_thinking"].get<bool>();
+    OutputReader reader(tiny(), tools, options);
+    std::vector<OutputEvent> events;
+    for (const auto& id : row["output_ids"]) reader.push(id.get<int32_t>(), events);
+    reader.finish(OutputEnd::stop, events);
+    ParsedOutput out;
+    for (const auto& event : events) out.add(event);
+    const auto text = row["output_text"].get<std::string>();
+    EXPECT_EQ(out.calls.empty(), text.find("<tool_call>") == std::string::npos) << text;
+    if (!out.calls.empty()) EXPECT_EQ(out.content, "");
+    for (const auto& call : out.calls) {
+      EXPECT_TRUE(call.complete);
+      calls.push_back(call.name + call.arguments);
+    }
+  }
+  EXPECT_EQ(calls, (std::vector<std::string>{
+                       R"(convert_units{"value": 3.5, "from_unit": "pounds", "to_unit": "kg"})",
+                       R"(get_weather{"city": "Zurich"})", R"(get_weather{"city": "Zurich"})",
+                       R"(get_weather{"city": "Zurich"})", R"(get_weather{"city": "Paris"})"}));
+}
+
 TEST(OutputReader, TagsCountAsTokensOnly) {
   const std::string call =
       "<tool_call>\n<function=ls>\n<parameter=path>\né\n</parameter>\n</function>\n</tool_call>";

@@ -19,10 +19,14 @@ using testing::HasSubstr;
 
 // A small tokenizer.json: the 256 bytes, "ab" and "abc".
 ordered_json small_file() {
-  ordered_json vocab = ordered_json::object();
-  const auto tiny = ordered_json::parse(std::ifstream("models/lily-tiny/tokenizer.json"));
-  for (const auto& [spelled, id] : tiny["model"]["vocab"].items())
-    if (id < 256) vocab[spelled] = id;
+  static const ordered_json kBytes = [] {
+    ordered_json bytes = ordered_json::object();
+    const auto tiny = ordered_json::parse(std::ifstream("models/lily-tiny/tokenizer.json"));
+    for (const auto& [spelled, id] : tiny["model"]["vocab"].items())
+      if (id < 256) bytes[spelled] = id;
+    return bytes;
+  }();
+  ordered_json vocab = kBytes;
   vocab["ab"] = 256;
   vocab["abc"] = 257;
   return {{"added_tokens", {{{"id", 258}, {"content", "<x>"}, {"special", true}, {"normalized", false}}}},

@@ -13,8 +13,9 @@ inline float sum_of(threadgroup const float* p, uint n) {
 }
 inline device float* pass(device float* p) { return p; }
 
-kernel void seeded(device float* a [[buffer(0)]], device const half* h [[buffer(1)]], constant Params& p [[buffer(2)]],
-                   device float4* o [[buffer(3)]], uint i [[thread_position_in_grid]]) {
+kernel void seeded(device float* a [[buffer(0)]], device const half* h [[buffer(1)]],
+                   constant Params& p [[buffer(2)]], device float4* o [[buffer(3)]],
+                   uint i [[thread_position_in_grid]]) {
   threadgroup float t[32];
   t[i] = float(h[i]);
   o[i] = p.v * 2.0f;

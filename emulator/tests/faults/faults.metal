@@ -1,14 +1,21 @@
-// One seeded fault a kernel, and a control for those that need one. Threadgroups have 64 threads unless noted.
+// One seeded fault a kernel, and a control for those that need one. Threadgroups have 64 threads unless
+// noted.
 #include <metal_stdlib>
 using namespace metal;
 
-kernel void copy(device const uint* a [[buffer(0)]], device uint* o [[buffer(1)]], uint i [[thread_position_in_grid]]) {
+kernel void copy(device const uint* a [[buffer(0)]], device uint* o [[buffer(1)]],
+                 uint i [[thread_position_in_grid]]) {
   o[i] = a[i];
 }
 
 kernel void reads_past_the_end(device const uint* a [[buffer(0)]], device uint* o [[buffer(1)]],
                                uint i [[thread_position_in_grid]]) {
   o[i] = a[i + 1];
+}
+
+kernel void divides_by_zero(device uint* o [[buffer(0)]], device const uint* zeros [[buffer(1)]],
+                            uint i [[thread_position_in_grid]]) {
+  o[i] = i / zeros[i];
 }
 
 kernel void writes_before_the_start(device uint* o [[buffer(0)]], uint i [[thread_position_in_grid]]) {
@@ -36,30 +43,25 @@ kernel void counts_with_atomics(device atomic_uint* o [[buffer(0)]], uint i [[th
   if (i == 0u) atomic_fetch_add_explicit(&o[0], 1u, memory_order_relaxed);
 }
 kernel void mixes_atomic_and_plain(device atomic_uint* o [[buffer(0)]], device uint* same [[buffer(1)]],
-                                   uint i [[thread_index_in_threadgroup]], uint group [[threadgroup_position_in_grid]]) {
+                                   uint i [[thread_index_in_threadgroup]],
+                                   uint group [[threadgroup_position_in_grid]]) {
   if (i != 0u) return;
-  if (group == 0u)
-    same[0] = 1u;
-  else
-    atomic_fetch_add_explicit(&o[0], 1u, memory_order_relaxed);
+  if (group == 0u) same[0] = 1u;
+  else atomic_fetch_add_explicit(&o[0], 1u, memory_order_relaxed);
 }
 
 kernel void diverges_between_operations(device uint* o [[buffer(0)]], uint i [[thread_position_in_grid]],
                                         uint lane [[thread_index_in_simdgroup]]) {
   uint s = 0u;
-  if (lane < 16u)
-    s = simd_sum(i);
-  else
-    s = simd_max(i);
+  if (lane < 16u) s = simd_sum(i);
+  else s = simd_max(i);
   o[i] = s;
 }
 kernel void diverges_between_calls(device uint* o [[buffer(0)]], uint i [[thread_position_in_grid]],
                                    uint lane [[thread_index_in_simdgroup]]) {
   uint s = 0u;
-  if (lane < 16u)
-    s = simd_sum(i) + 1u;
-  else
-    s = simd_sum(i) + 2u;
+  if (lane < 16u) s = simd_sum(i) + 1u;
+  else s = simd_sum(i) + 2u;
   o[i] = s;
 }
 kernel void half_the_lanes_collect(device uint* o [[buffer(0)]], uint i [[thread_position_in_grid]],
@@ -121,7 +123,8 @@ kernel void no_barrier_before_reuse(device uint* o [[buffer(0)]], uint i [[threa
   threadgroup_barrier(mem_flags::mem_threadgroup);
   o[i] = t[i];
 }
-kernel void simdgroup_barrier_is_not_enough(device uint* o [[buffer(0)]], uint i [[thread_position_in_grid]]) {
+kernel void simdgroup_barrier_is_not_enough(device uint* o [[buffer(0)]],
+                                            uint i [[thread_position_in_grid]]) {
   threadgroup uint t[64];
   t[i] = i;
   simdgroup_barrier(mem_flags::mem_threadgroup);

@@ -1,5 +1,6 @@
-// y[m][n] = sum over k of x[m][k] * (scale * code + bias)[n][k]. A threadgroup of four simdgroups makes a tile of 32
-// rows x 32 outputs, each simdgroup a quarter as 2 x 2 matrices; the dequantised tile of weights is never in memory.
+// y[m][n] = sum over k of x[m][k] * (scale * code + bias)[n][k]. A threadgroup of four simdgroups makes a
+// tile of 32 rows x 32 outputs, each simdgroup a quarter as 2 x 2 matrices; the dequantised tile of weights
+// is never in memory.
 #include <metal_simdgroup_matrix>
 #include <metal_stdlib>
 

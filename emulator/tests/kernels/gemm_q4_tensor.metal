@@ -11,16 +11,18 @@ using namespace mpp::tensor_ops;
 // threadgroup memory; activations are read by the matmul straight from device
 // memory; the accumulator stays in registers (cooperative tensor).
 kernel void gemm_q4_tensor(device const uint* codes [[buffer(0)]], device const bfloat* scales [[buffer(1)]],
-                    device const bfloat* biases [[buffer(2)]], device bfloat* x [[buffer(3)]],
-                    device bfloat* y [[buffer(4)]], constant LinearParams& p [[buffer(5)]],
-                    uint2 tg [[threadgroup_position_in_grid]], uint lid [[thread_index_in_threadgroup]]) {
+                           device const bfloat* biases [[buffer(2)]], device bfloat* x [[buffer(3)]],
+                           device bfloat* y [[buffer(4)]], constant LinearParams& p [[buffer(5)]],
+                           uint2 tg [[threadgroup_position_in_grid]],
+                           uint lid [[thread_index_in_threadgroup]]) {
   constexpr int BM = 64, BN = 32, BK = 32;
   threadgroup bfloat ws[32 * 32];
   const uint m0 = tg.y * BM, n0 = tg.x * BN;
   constexpr auto desc =
       matmul2d_descriptor(BM, BN, BK, false, true, false, matmul2d_descriptor::mode::multiply_accumulate);
   matmul2d<desc, execution_simdgroups<4>> op;
-  tensor<device bfloat, dextents<int32_t, 2>, tensor_inline> tx(x, dextents<int32_t, 2>(int(p.inputs), int(p.rows)));
+  tensor<device bfloat, dextents<int32_t, 2>, tensor_inline> tx(
+      x, dextents<int32_t, 2>(int(p.inputs), int(p.rows)));
   tensor<threadgroup bfloat, dextents<int32_t, 2>, tensor_inline> tw(ws, dextents<int32_t, 2>(BK, BN));
   auto probe = tx.slice(0, int(m0));
   auto acc = op.get_destination_cooperative_tensor<decltype(probe), decltype(tw), float>();

@@ -1,5 +1,5 @@
-// y[n] = sum over k of (scale * code + bias) * x[k], one output a simdgroup. A lane takes 8 columns, one word of codes,
-// of every 256: sum of code * x and sum of x, so that scale and bias are applied once a word.
+// y[n] = sum over k of (scale * code + bias) * x[k], one output a simdgroup. A lane takes 8 columns, one word
+// of codes, of every 256: sum of code * x and sum of x, so that scale and bias are applied once a word.
 #include <metal_simdgroup>
 #include <metal_stdlib>
 
@@ -12,8 +12,10 @@ template <typename T>
 [[kernel]] void gemv_q4(device const uint* codes [[buffer(0)]], device const bfloat* scales [[buffer(1)]],
                         device const bfloat* biases [[buffer(2)]], device const T* x [[buffer(3)]],
                         device T* y [[buffer(4)]], constant LinearParams& p [[buffer(5)]],
-                        uint group [[threadgroup_position_in_grid]], uint simdgroup [[simdgroup_index_in_threadgroup]],
-                        uint lane [[thread_index_in_simdgroup]], uint n_simdgroups [[simdgroups_per_threadgroup]]) {
+                        uint group [[threadgroup_position_in_grid]],
+                        uint simdgroup [[simdgroup_index_in_threadgroup]],
+                        uint lane [[thread_index_in_simdgroup]],
+                        uint n_simdgroups [[simdgroups_per_threadgroup]]) {
   const uint n = group * n_simdgroups + simdgroup;
   if (n >= p.outputs) return;  // the whole simdgroup
   device const uint* row = codes + ulong(n) * (p.inputs / 8);

@@ -28,7 +28,8 @@ kernel void vectors(device float* o [[buffer(0)]], device packed_float3* packed 
   o[11] = (2.0f - a).y + (a.xy * a.zw).y;
 }
 
-kernel void small_floats(device float* o [[buffer(0)]], device bfloat* b [[buffer(1)]], device half* h [[buffer(2)]]) {
+kernel void small_floats(device float* o [[buffer(0)]], device bfloat* b [[buffer(1)]],
+                         device half* h [[buffer(2)]]) {
   b[0] = bfloat(1.00390625f);  // halfway between 1 and the next: to even
   b[1] = bfloat(1.01171875f);  // halfway, the even neighbour is above
   o[0] = float(b[0]);
@@ -96,7 +97,8 @@ kernel void matrix_product(device const bfloat* a [[buffer(0)]], device const ha
 // Grid and group positions in three dimensions.
 kernel void positions(device uint* o [[buffer(0)]], uint3 at [[thread_position_in_grid]],
                       uint3 size [[threads_per_grid]], uint3 group [[threadgroup_position_in_grid]],
-                      ushort3 within [[thread_position_in_threadgroup]], uint index [[thread_index_in_threadgroup]]) {
+                      ushort3 within [[thread_position_in_threadgroup]],
+                      uint index [[thread_index_in_threadgroup]]) {
   o[(at.z * size.y + at.y) * size.x + at.x] =
       group.x + 10u * group.y + 100u * group.z + 1000u * within.x + 10000u * within.y + 100000u * index;
 }

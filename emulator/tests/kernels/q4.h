@@ -11,6 +11,7 @@ struct LinearParams {
 };
 
 inline float4 low_codes(uint word) {
-  return float4(float(word & 15u), float((word >> 4) & 15u), float((word >> 8) & 15u), float((word >> 12) & 15u));
+  return float4(float(word & 15u), float((word >> 4) & 15u), float((word >> 8) & 15u),
+                float((word >> 12) & 15u));
 }
 inline float4 high_codes(uint word) { return low_codes(word >> 16); }

@@ -1,5 +1,6 @@
-// Groups assignments of tokens to experts by expert: histogram, prefix sum, scatter. The order within an expert is not
-// defined. Also the list of blocks of at most `block` rows, and its length as arguments of an indirect dispatch.
+// Groups assignments of tokens to experts by expert: histogram, prefix sum, scatter. The order within an
+// expert is not defined. Also the list of blocks of at most `block` rows, and its length as arguments of an
+// indirect dispatch.
 #include <metal_atomic>
 #include <metal_stdlib>
 using namespace metal;
@@ -14,7 +15,8 @@ kernel void route_histogram(device const uint* expert [[buffer(0)]], device atom
                             constant RouteParams& p [[buffer(2)]], uint gid [[thread_position_in_grid]],
                             uint lid [[thread_index_in_threadgroup]], uint tgs [[threads_per_threadgroup]]) {
   threadgroup atomic_uint local_count[256];
-  for (uint e = lid; e < p.experts; e += tgs) atomic_store_explicit(&local_count[e], 0u, memory_order_relaxed);
+  for (uint e = lid; e < p.experts; e += tgs)
+    atomic_store_explicit(&local_count[e], 0u, memory_order_relaxed);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   if (gid < p.pairs) atomic_fetch_add_explicit(&local_count[expert[gid]], 1u, memory_order_relaxed);
   threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -64,10 +66,13 @@ kernel void route_scatter(device const uint* expert [[buffer(0)]], device atomic
 }
 
 // One threadgroup a block: the sum of its rows' values.
-kernel void route_block_sum(device const uint2* block_map [[buffer(0)]], device const uint* offsets [[buffer(1)]],
-                            device const uint* pair_of [[buffer(2)]], device const float* values [[buffer(3)]],
-                            device float* sums [[buffer(4)]], constant RouteParams& p [[buffer(5)]],
-                            uint block [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]]) {
+kernel void route_block_sum(device const uint2* block_map [[buffer(0)]],
+                            device const uint* offsets [[buffer(1)]],
+                            device const uint* pair_of [[buffer(2)]],
+                            device const float* values [[buffer(3)]], device float* sums [[buffer(4)]],
+                            constant RouteParams& p [[buffer(5)]],
+                            uint block [[threadgroup_position_in_grid]],
+                            uint lane [[thread_index_in_simdgroup]]) {
   const uint2 at = block_map[block];
   const uint end = min(at.y + p.block, offsets[at.x + 1]);
   float sum = 0.0f;

@@ -1,7 +1,7 @@
 #pragma once
 
-#include <objc/runtime.h>
 #include <math.h>
+#include <objc/runtime.h>
 #include <stdint.h>
 
 typedef double CFTimeInterval;

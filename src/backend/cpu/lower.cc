@@ -33,6 +33,7 @@ PreparedRows::PreparedRows(const LowerContext& context, Lowered& op, plan::View 
                            std::optional<plan::WeightId> norm, bool quantise, plan::ValueId normed_copy)
     : x_(x),
       quantise_(quantise),
+      keep_rest_(quantise && context.plan.policy.kv == plan::FloatType::f32),
       in_worker_(context.is_small()),
       normed_copy_(normed_copy),
       rows_bound_(plan::rows_bound(context.plan, context.plan.value(x.value))) {
@@ -44,6 +45,7 @@ PreparedRows::PreparedRows(const LowerContext& context, Lowered& op, plan::View 
     offset_ = reserve(rows_bound_ * x.n_cols * 4);
   }
   if (quantise) quantised_offset_ = reserve(quantised_bytes(rows_bound_, x.n_cols));
+  if (keep_rest_) rest_offset_ = reserve(quantised_bytes(rows_bound_, x.n_cols));
 }
 
 std::byte* PreparedRows::base(const Step& step, const Worker& worker) const {
@@ -56,6 +58,7 @@ InputRows PreparedRows::rows(const Step& step, const Worker& worker) const {
   rows.x_stride = norm_ != nullptr ? x_.n_cols : step.stride(x_);
   if (quantise_)
     rows.quantised = quantised_rows(base(step, worker) + quantised_offset_, rows_bound_, x_.n_cols);
+  if (keep_rest_) rows.rest = quantised_rows(base(step, worker) + rest_offset_, rows_bound_, x_.n_cols);
   return rows;
 }
 
@@ -68,6 +71,7 @@ void PreparedRows::fill(const Step& step, const Worker& worker, int64_t row) con
     x = normed;
   }
   if (quantise_) quantise_row(x, to.quantised, row);
+  if (keep_rest_) quantise_rest(x, to.quantised, to.rest, row);
 }
 
 void PreparedRows::add_phase(Lowered& op) const {
@@ -116,6 +120,7 @@ std::vector<TileRange> tile_ranges(const std::vector<TileMatrix>& weights) {
 
 std::vector<TileMatrix> matrices(const LowerContext& context, const std::vector<plan::WeightId>& ids) {
   std::vector<TileMatrix> result;
+  result.reserve(ids.size());
   for (const plan::WeightId id : ids) result.push_back(context.weights.linear(id).first);
   return result;
 }

@@ -33,11 +33,14 @@ class PreparedRows {
 
   plan::View x_;
   const float* norm_ = nullptr;  // [cols]
-  bool quantise_ = false, in_worker_ = false;
+  bool quantise_ = false;
+  bool keep_rest_ = false;  // full precision: KV in fp32 was asked for (kernels/quantise.h)
+  bool in_worker_ = false;
   plan::ValueId normed_copy_ = plan::kNoValue;
   int64_t rows_bound_ = 0;
   int64_t offset_ = 0;            // of the normalised rows, in the op's extra or the worker's scratch memory
   int64_t quantised_offset_ = 0;  // likewise
+  int64_t rest_offset_ = 0;       // likewise
 };
 
 // Some tiles of a weight.

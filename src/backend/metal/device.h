@@ -206,7 +206,8 @@ class Device {
   virtual void make_resident() = 0;
 };
 
-// The GPU of this Mac; throws Error(Fault::device) if there is none. Only in Apple builds.
+// The GPU of this Mac; throws Error(Fault::device) if there is none. Both only in Apple builds.
 std::unique_ptr<Device> make_apple_device();
+bool apple_device_present();
 
 }  // namespace lily::metal

@@ -441,4 +441,9 @@ std::unique_ptr<Device> make_apple_device() {
   return std::make_unique<AppleDevice>(std::move(device));
 }
 
+bool apple_device_present() {
+  const Pool pool;
+  return static_cast<bool>(NS::TransferPtr(MTL::CreateSystemDefaultDevice()));
+}
+
 }  // namespace lily::metal

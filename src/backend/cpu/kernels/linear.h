@@ -32,11 +32,15 @@ struct RowRef {
   const int8_t* planes = nullptr;      // q4, q8
   const GroupScale* scales = nullptr;  // q4, q8
   const float* x = nullptr;            // bf16
+  // What the planes leave over, in planes of its own, or null (quantise.h).
+  const int8_t* rest_planes = nullptr;
+  const GroupScale* rest_scales = nullptr;
 };
 
 // Activation rows of a linear layer; row i of the product is row `ids ? ids[i] / per_row : i` here.
 struct InputRows {
   QuantisedRows quantised;
+  QuantisedRows rest;        // of `quantised`; without planes: not used
   const float* x = nullptr;  // [rows, x_stride]
   int64_t x_stride = 0;
   const int32_t* ids = nullptr;
@@ -54,14 +58,25 @@ struct InputRows {
       rows.quantised.planes = quantised.row_planes(first);
       rows.quantised.scales = quantised.row_scales(first);
     }
+    if (rest.planes != nullptr) {
+      rows.rest.planes = rest.row_planes(first);
+      rows.rest.scales = rest.row_scales(first);
+    }
     return rows;
   }
   int64_t source(int64_t i) const { return ids != nullptr ? ids[i] / per_row : i; }
   RowRef row(int64_t i) const {
     const int64_t from = source(i);
-    return quantised.planes != nullptr
-               ? RowRef{quantised.row_planes(from), quantised.row_scales(from), x + from * x_stride}
-               : RowRef{nullptr, nullptr, x + from * x_stride};
+    RowRef row{.x = x + from * x_stride};
+    if (quantised.planes != nullptr) {
+      row.planes = quantised.row_planes(from);
+      row.scales = quantised.row_scales(from);
+    }
+    if (rest.planes != nullptr) {
+      row.rest_planes = rest.row_planes(from);
+      row.rest_scales = rest.row_scales(from);
+    }
+    return row;
   }
 };
 

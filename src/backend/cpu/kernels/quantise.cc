@@ -97,5 +97,22 @@ void quantise_groups(const float* x, const QuantisedRows& out, int64_t row, int6
    out.row_scales(row) + group_begin, group_end - group_begin);
 }
 
+void quantise_rest(const float* x, const QuantisedRows& out, const QuantisedRows& rest, int64_t row) {
+  constexpr int kColumnOf[8] = {0, 2, 4, 6, 1, 3, 5, 7};  // of the bytes of a plane
+  const int8_t* planes = out.row_planes(row);
+  const GroupScale* scales = out.row_scales(row);
+  for (int64_t group = 0; group < out.n_groups; ++group, planes += 2 * model::kQuantGroup) {
+    float left[model::kQuantGroup];
+    for (int i = 0; i < model::kQuantGroup; ++i) {
+      const int col = i / 8 * 8 + kColumnOf[i % 8];
+      const double held =
+          static_cast<double>(scales[group].scale) * (256 * planes[i] + planes[model::kQuantGroup + i]);
+      left[col] = static_cast<float>(x[group * model::kQuantGroup + col] - held);
+    }
+    HWY_DYNAMIC_DISPATCH(quantise)
+    (left, rest.row_planes(row) + group * 2 * model::kQuantGroup, rest.row_scales(row) + group, 1);
+  }
+}
+
 }  // namespace lily::backend::cpu
 #endif

@@ -43,4 +43,8 @@ inline void quantise_row(const float* x, const QuantisedRows& out, int64_t row) 
   quantise_groups(x, out, row, 0, out.n_groups);
 }
 
+// Quantises what `row` of `out` leaves of x into `rest`: the sum of both is x to fp32 precision. For the full
+// precision that --kv f32 asks for, at twice the products. x has 64 * n_groups values.
+void quantise_rest(const float* x, const QuantisedRows& out, const QuantisedRows& rest, int64_t row);
+
 }  // namespace lily::backend::cpu

@@ -1,8 +1,8 @@
 // What the attention kernels share.
 //
-// KV of a layer: K and V each [block][KV head][64 tokens][256] bf16; the block table gives a segment's blocks.
-// Rotation (8): the angle position * theta^(-2 i / 64) is taken modulo a turn in 64-bit integers, so that it is
-// exact to 2^-24 of a turn at any position.
+// KV of a layer: K and V each [block][KV head][64 tokens][256] bf16; the block table gives a segment's
+// blocks. Rotation (8): the angle position * theta^(-2 i / 64) is taken modulo a turn in 64-bit integers, so
+// that it is exact to 2^-24 of a turn at any position.
 #ifndef LILY_METAL_ATTENTION_H
 #define LILY_METAL_ATTENTION_H
 
@@ -109,9 +109,9 @@ inline void load_queries(device const bfloat* q, uint lane, thread float* out) {
   }
 }
 
-// Queries of kHeads heads from first_head on, and the key of the row, normalised and rotated, by simdgroups 0 ..
-// kHeads: prepared [kHeads + 1][256], rounded as their values would be. `row` is the row before preparation. The
-// whole threadgroup calls it.
+// Queries of kHeads heads from first_head on, and the key of the row, normalised and rotated, by simdgroups 0
+// .. kHeads: prepared [kHeads + 1][256], rounded as their values would be. `row` is the row before
+// preparation. The whole threadgroup calls it.
 template <int kHeads>
 inline void prepare_row(device const bfloat* row, device const float* q_norm, device const float* k_norm,
                         constant AttentionParams& p, uint position, uint first_head, uint kv_head, uint sg,
@@ -130,8 +130,8 @@ inline void prepare_row(device const bfloat* row, device const float* q_norm, de
 
 // The row's own key and value, which other threadgroups may only just be writing to the cache.
 template <int kHeads>
-inline void add_own(threadgroup const float* prepared, device const bfloat* v, uint lane, thread const float* q,
-                    thread Running<kHeads>& running) {
+inline void add_own(threadgroup const float* prepared, device const bfloat* v, uint lane,
+                    thread const float* q, thread Running<kHeads>& running) {
   float values[8];
   unpack_bf16(*(device const uint4*)(v + lane * kLaneDims), values);
   for (uint h = 0; h < uint(kHeads); ++h) {

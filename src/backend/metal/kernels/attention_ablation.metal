@@ -3,10 +3,10 @@
 #include "attention_blocks.h"
 #include "attention_decode.h"
 
-#define INSTANTIATE(heads, coalesced, name)                                             \
-  template [[host_name("attention_decode_" name)]] [[kernel]]                           \
-  decltype(attention_decode<heads, coalesced>) attention_decode<heads, coalesced>;      \
-  template [[host_name("attention_part_" name)]] [[kernel]]                             \
+#define INSTANTIATE(heads, coalesced, name)                                        \
+  template [[host_name("attention_decode_" name)]] [[kernel]]                      \
+  decltype(attention_decode<heads, coalesced>) attention_decode<heads, coalesced>; \
+  template [[host_name("attention_part_" name)]] [[kernel]]                        \
   decltype(attention_part<heads, coalesced>) attention_part<heads, coalesced>;
 INSTANTIATE(1, true, "one_head")
 INSTANTIATE(4, false, "strided")

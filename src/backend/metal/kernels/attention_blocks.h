@@ -13,21 +13,15 @@ constant constexpr uint kPartSimdgroups = 8;
 constant constexpr uint kPartValues = kAttentionHead + 2;
 
 template <int kHeads, bool kCoalesced>
-[[kernel]] void attention_part(device const bfloat* q [[buffer(0)]], device float* partial [[buffer(1)]],
-                               device bfloat* k_cache [[buffer(2)]],
-                               device bfloat* v_cache [[buffer(3)]],
-                               device const bfloat* gate [[buffer(4)]],
-                               device const float* q_norm [[buffer(5)]],
-                               device const float* k_norm [[buffer(6)]],
-                               constant AttentionParams& p [[buffer(20)]],
-                               device const uint* blocks [[buffer(27)]],
-                               device const StepSegment* segments [[buffer(28)]],
-                               device const StepRow* rows [[buffer(29)]],
-                               constant StepHeader& step [[buffer(30)]],
-                               uint3 at [[threadgroup_position_in_grid]],
-                               uint lid [[thread_index_in_threadgroup]],
-                               uint sg [[simdgroup_index_in_threadgroup]],
-                               uint lane [[thread_index_in_simdgroup]]) {
+[[kernel]] void attention_part(
+    device const bfloat* q [[buffer(0)]], device float* partial [[buffer(1)]],
+    device bfloat* k_cache [[buffer(2)]], device bfloat* v_cache [[buffer(3)]],
+    device const bfloat* gate [[buffer(4)]], device const float* q_norm [[buffer(5)]],
+    device const float* k_norm [[buffer(6)]], constant AttentionParams& p [[buffer(20)]],
+    device const uint* blocks [[buffer(27)]], device const StepSegment* segments [[buffer(28)]],
+    device const StepRow* rows [[buffer(29)]], constant StepHeader& step [[buffer(30)]],
+    uint3 at [[threadgroup_position_in_grid]], uint lid [[thread_index_in_threadgroup]],
+    uint sg [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   threadgroup float memory[kPartSimdgroups * kAttentionHead];
   threadgroup float largest[kPartSimdgroups];
   threadgroup float sums[kPartSimdgroups];
@@ -56,13 +50,12 @@ template <int kHeads, bool kCoalesced>
   Running<kHeads> running;
   running.clear();
   scan_keys<kHeads, kCoalesced>(k_cache, v_cache, blocks, first_block, kv_head, p.n_kv_heads, first_key + sg,
-                                kPartSimdgroups, min(has_own ? position : n_keys, first_key + kSplitTokens), lane,
-                                queries, running);
+                                kPartSimdgroups, min(has_own ? position : n_keys, first_key + kSplitTokens),
+                                lane, queries, running);
   if (has_own && (position - first_key) % kPartSimdgroups == sg)
     add_own<kHeads>(prepared, row + p.v_first + kv_head * kAttentionHead, lane, queries, running);
   for (uint h = 0; h < uint(kHeads); ++h) {
-    for (uint i = 0; i < kLaneDims; ++i)
-      memory[sg * kAttentionHead + lane * kLaneDims + i] = running.o[h][i];
+    for (uint i = 0; i < kLaneDims; ++i) memory[sg * kAttentionHead + lane * kLaneDims + i] = running.o[h][i];
     if (lane == 0) {
       largest[sg] = running.largest[h];
       sums[sg] = running.sum[h];

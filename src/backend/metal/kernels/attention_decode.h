@@ -3,8 +3,9 @@
 // y [T, q heads * 256] bf16. Grid (q heads / kHeads, T); 16 simdgroups share a row's keys, simdgroup i takes
 // keys i, i + 16, ... With kHeads = 4 four query heads read each KV row once (D6). Running softmax and sums
 // are fp32, merged in the order of the simdgroups, whatever kHeads is. Bound by KV bytes.
-// Where queries and keys are prepared inside (one row a sequence), each threadgroup prepares its heads and the
-// row's key, and the first of a KV head appends to the cache: the append needs no barrier in front of the scan.
+// Where queries and keys are prepared inside (one row a sequence), each threadgroup prepares its heads and
+// the row's key, and the first of a KV head appends to the cache: the append needs no barrier in front of the
+// scan.
 #ifndef LILY_METAL_ATTENTION_DECODE_H
 #define LILY_METAL_ATTENTION_DECODE_H
 
@@ -13,21 +14,15 @@
 constant constexpr uint kDecodeSimdgroups = 16;
 
 template <int kHeads, bool kCoalesced>
-[[kernel]] void attention_decode(device const bfloat* q [[buffer(0)]], device bfloat* y [[buffer(1)]],
-                                 device bfloat* k_cache [[buffer(2)]],
-                                 device bfloat* v_cache [[buffer(3)]],
-                                 device const bfloat* gate [[buffer(4)]],
-                                 device const float* q_norm [[buffer(5)]],
-                                 device const float* k_norm [[buffer(6)]],
-                                 constant AttentionParams& p [[buffer(20)]],
-                                 device const uint* blocks [[buffer(27)]],
-                                 device const StepSegment* segments [[buffer(28)]],
-                                 device const StepRow* rows [[buffer(29)]],
-                                 constant StepHeader& step [[buffer(30)]],
-                                 uint2 at [[threadgroup_position_in_grid]],
-                                 uint lid [[thread_index_in_threadgroup]],
-                                 uint sg [[simdgroup_index_in_threadgroup]],
-                                 uint lane [[thread_index_in_simdgroup]]) {
+[[kernel]] void attention_decode(
+    device const bfloat* q [[buffer(0)]], device bfloat* y [[buffer(1)]],
+    device bfloat* k_cache [[buffer(2)]], device bfloat* v_cache [[buffer(3)]],
+    device const bfloat* gate [[buffer(4)]], device const float* q_norm [[buffer(5)]],
+    device const float* k_norm [[buffer(6)]], constant AttentionParams& p [[buffer(20)]],
+    device const uint* blocks [[buffer(27)]], device const StepSegment* segments [[buffer(28)]],
+    device const StepRow* rows [[buffer(29)]], constant StepHeader& step [[buffer(30)]],
+    uint2 at [[threadgroup_position_in_grid]], uint lid [[thread_index_in_threadgroup]],
+    uint sg [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   threadgroup float memory[kDecodeSimdgroups * kAttentionHead];
   threadgroup float largest[kDecodeSimdgroups];
   threadgroup float sums[kDecodeSimdgroups];
@@ -57,8 +52,7 @@ template <int kHeads, bool kCoalesced>
   if (p.prepares != 0 && position % kDecodeSimdgroups == sg)
     add_own<kHeads>(prepared, row + p.v_first + kv_head * kAttentionHead, lane, queries, running);
   for (uint h = 0; h < uint(kHeads); ++h) {
-    for (uint i = 0; i < kLaneDims; ++i)
-      memory[sg * kAttentionHead + lane * kLaneDims + i] = running.o[h][i];
+    for (uint i = 0; i < kLaneDims; ++i) memory[sg * kAttentionHead + lane * kLaneDims + i] = running.o[h][i];
     if (lane == 0) {
       largest[sg] = running.largest[h];
       sums[sg] = running.sum[h];
@@ -70,7 +64,8 @@ template <int kHeads, bool kCoalesced>
       const uint head = first_head + h;
       float o = value / total;
       if (p.gated != 0)
-        o *= sigmoid(float(gate[ulong(t) * p.gate_stride + p.gate_first + (2 * head + 1) * kAttentionHead + lid]));
+        o *= sigmoid(
+            float(gate[ulong(t) * p.gate_stride + p.gate_first + (2 * head + 1) * kAttentionHead + lid]));
       y[ulong(t) * p.y_stride + head * kAttentionHead + lid] = bfloat(o);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -2,8 +2,8 @@
 #include "attention_blocks.h"
 #include "attention_decode.h"
 
-template [[host_name("attention_decode")]] [[kernel]] decltype(attention_decode<4, true>)
-    attention_decode<4, true>;
+template [[host_name(
+    "attention_decode")]] [[kernel]] decltype(attention_decode<4, true>) attention_decode<4, true>;
 template [[host_name("attention_part")]] [[kernel]] decltype(attention_part<4, true>) attention_part<4, true>;
 
 [[kernel]] void attention_merge(device const float* partial [[buffer(0)]], device bfloat* y [[buffer(1)]],
@@ -29,6 +29,7 @@ template [[host_name("attention_part")]] [[kernel]] decltype(attention_part<4, t
   }
   float o = value / total;
   if (p.gated != 0)
-    o *= sigmoid(float(gate[ulong(t) * p.gate_stride + p.gate_first + (2 * at.x + 1) * kAttentionHead + lid]));
+    o *=
+        sigmoid(float(gate[ulong(t) * p.gate_stride + p.gate_first + (2 * at.x + 1) * kAttentionHead + lid]));
   y[ulong(t) * p.y_stride + at.x * kAttentionHead + lid] = bfloat(o);
 }

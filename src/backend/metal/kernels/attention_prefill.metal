@@ -1,8 +1,8 @@
 // attention_prefill (11) (12): for many rows.
 //
 // y [T, q heads * 256] bf16. Grid (query tiles, q heads / 4): a threadgroup has 8 rows of one segment and 4
-// query heads of one KV head, a simdgroup each head. 8 keys at a time: K stands in threadgroup memory as bf16,
-// V as fp32 (rows past the end are zero), scores and outputs are 8x8 simdgroup matrices with fp32
+// query heads of one KV head, a simdgroup each head. 8 keys at a time: K stands in threadgroup memory as
+// bf16, V as fp32 (rows past the end are zero), scores and outputs are 8x8 simdgroup matrices with fp32
 // accumulators, the softmax runs between them in fp32; outputs are rescaled only when a row's maximum rises.
 // Threadgroup memory: queries 16 KB, K 4 KB, V 8 KB, scores 1 KB. Bound by matrix products.
 #include <metal_simdgroup_matrix>
@@ -14,20 +14,15 @@ constant constexpr uint kKeyStride = kAttentionHead + 8;
 constant constexpr uint kValueStride = kAttentionHead + 4;
 constant constexpr uint kDimTiles = kAttentionHead / 8;
 
-[[kernel]] void attention_prefill(device const bfloat* q [[buffer(0)]], device bfloat* y [[buffer(1)]],
-                                  device const bfloat* k_cache [[buffer(2)]],
-                                  device const bfloat* v_cache [[buffer(3)]],
-                                  device const bfloat* gate [[buffer(4)]],
-                                  constant AttentionParams& p [[buffer(20)]],
-                                  device const QueryTile* tiles [[buffer(26)]],
-                                  device const uint* blocks [[buffer(27)]],
-                                  device const StepSegment* segments [[buffer(28)]],
-                                  device const StepRow* rows [[buffer(29)]],
-                                  constant StepHeader& step [[buffer(30)]],
-                                  uint2 at [[threadgroup_position_in_grid]],
-                                  uint lid [[thread_index_in_threadgroup]],
-                                  uint sg [[simdgroup_index_in_threadgroup]],
-                                  uint lane [[thread_index_in_simdgroup]]) {
+[[kernel]] void attention_prefill(
+    device const bfloat* q [[buffer(0)]], device bfloat* y [[buffer(1)]],
+    device const bfloat* k_cache [[buffer(2)]], device const bfloat* v_cache [[buffer(3)]],
+    device const bfloat* gate [[buffer(4)]], constant AttentionParams& p [[buffer(20)]],
+    device const QueryTile* tiles [[buffer(26)]], device const uint* blocks [[buffer(27)]],
+    device const StepSegment* segments [[buffer(28)]], device const StepRow* rows [[buffer(29)]],
+    constant StepHeader& step [[buffer(30)]], uint2 at [[threadgroup_position_in_grid]],
+    uint lid [[thread_index_in_threadgroup]], uint sg [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
   threadgroup bfloat queries[kPackedHeads * kQueryTile * kAttentionHead];
   threadgroup bfloat keys[kKeyTile * kKeyStride];
   threadgroup float values[kKeyTile * kValueStride];
@@ -63,8 +58,7 @@ constant constexpr uint kDimTiles = kAttentionHead / 8;
       const uint i = e / kAttentionHead;
       const uint d = e % kAttentionHead;
       const bool exists = key + i < n_keys;
-      const ulong from =
-          cache_index(blocks, first_block, exists ? key + i : key, kv_head, p.n_kv_heads) + d;
+      const ulong from = cache_index(blocks, first_block, exists ? key + i : key, kv_head, p.n_kv_heads) + d;
       keys[i * kKeyStride + d] = exists ? k_cache[from] : bfloat(0.0f);
       values[i * kValueStride + d] = exists ? float(v_cache[from]) : 0.0f;
     }

@@ -1,5 +1,5 @@
-// Queries and keys before attention (7) (8) (10). One simdgroup a row and head; a lane has 8 of its 256 values.
-// fp32 inside, one rounding. Bound by bytes.
+// Queries and keys before attention (7) (8) (10). One simdgroup a row and head; a lane has 8 of its 256
+// values. fp32 inside, one rounding. Bound by bytes.
 //
 // head_norm_rope: y [T, heads * 256] bf16 = rotated norm of x. kv_append: k, v of each row into the cache.
 // qk_prepare (D4c): both for queries and keys in one dispatch, and the append; heads n_q .. n_q + n_kv - 1 of
@@ -18,8 +18,8 @@ inline void store_head(device bfloat* y, uint lane, thread const float* values) 
                                uint lane [[thread_index_in_simdgroup]]) {
   if (at.y >= step.n_rows) return;
   float values[8];
-  norm_rotate(x + ulong(at.y) * p.x_stride + p.x_first + at.x * p.head_stride, w, p.turns, rows[at.y].position, lane,
-              values);
+  norm_rotate(x + ulong(at.y) * p.x_stride + p.x_first + at.x * p.head_stride, w, p.turns,
+              rows[at.y].position, lane, values);
   store_head(y + ulong(at.y) * p.y_stride + at.x * kAttentionHead, lane, values);
 }
 
@@ -28,10 +28,11 @@ inline void store_head(device bfloat* y, uint lane, thread const float* values) 
                           constant HeadParams& p [[buffer(20)]], device const uint* blocks [[buffer(27)]],
                           device const StepSegment* segments [[buffer(28)]],
                           device const StepRow* rows [[buffer(29)]], constant StepHeader& step [[buffer(30)]],
-                          uint2 at [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]]) {
+                          uint2 at [[threadgroup_position_in_grid]],
+                          uint lane [[thread_index_in_simdgroup]]) {
   if (at.y >= step.n_rows) return;
-  const ulong to = cache_index(blocks, segments[rows[at.y].segment].first_block, rows[at.y].position, at.x,
-                               p.n_kv_heads);
+  const ulong to =
+      cache_index(blocks, segments[rows[at.y].segment].first_block, rows[at.y].position, at.x, p.n_kv_heads);
   for (uint i = 0; i < kLaneDims; ++i) {
     const uint d = at.x * kAttentionHead + lane * kLaneDims + i;
     k_cache[to + lane * kLaneDims + i] = k[ulong(at.y) * p.k_stride + p.k_first + d];
@@ -44,21 +45,22 @@ inline void store_head(device bfloat* y, uint lane, thread const float* values) 
                            device bfloat* k_cache [[buffer(4)]], device bfloat* v_cache [[buffer(5)]],
                            constant HeadParams& p [[buffer(20)]], device const uint* blocks [[buffer(27)]],
                            device const StepSegment* segments [[buffer(28)]],
-                           device const StepRow* rows [[buffer(29)]], constant StepHeader& step [[buffer(30)]],
+                           device const StepRow* rows [[buffer(29)]],
+                           constant StepHeader& step [[buffer(30)]],
                            uint2 at [[threadgroup_position_in_grid]],
                            uint lane [[thread_index_in_simdgroup]]) {
   if (at.y >= step.n_rows) return;
   const uint position = rows[at.y].position;
   float values[8];
   if (at.x < p.n_q_heads) {
-    norm_rotate(in + ulong(at.y) * p.x_stride + p.x_first + at.x * p.head_stride, q_norm, p.turns, position, lane,
-                values);
+    norm_rotate(in + ulong(at.y) * p.x_stride + p.x_first + at.x * p.head_stride, q_norm, p.turns, position,
+                lane, values);
     store_head(q + ulong(at.y) * p.y_stride + at.x * kAttentionHead, lane, values);
     return;
   }
   const uint head = at.x - p.n_q_heads;
-  norm_rotate(in + ulong(at.y) * p.k_stride + p.k_first + head * kAttentionHead, k_norm, p.turns, position, lane,
-              values);
+  norm_rotate(in + ulong(at.y) * p.k_stride + p.k_first + head * kAttentionHead, k_norm, p.turns, position,
+              lane, values);
   const ulong to =
       cache_index(blocks, segments[rows[at.y].segment].first_block, position, head, p.n_kv_heads);
   store_head(k_cache + to, lane, values);

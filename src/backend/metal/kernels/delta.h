@@ -31,7 +31,8 @@ inline float convolve(device const float* w, float m0, float m1, float m2, float
 
 // Convolved channel (of all) that channel c of value head h is.
 inline uint channel_of(uint h, uint c, uint n_key_heads) {
-  if (c < 2 * kDeltaHead) return (c / kDeltaHead) * n_key_heads * kDeltaHead + h / 2 * kDeltaHead + c % kDeltaHead;
+  if (c < 2 * kDeltaHead)
+    return (c / kDeltaHead) * n_key_heads * kDeltaHead + h / 2 * kDeltaHead + c % kDeltaHead;
   return 2 * n_key_heads * kDeltaHead + h * kDeltaHead + (c - 2 * kDeltaHead);
 }
 

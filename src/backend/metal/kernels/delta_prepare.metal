@@ -1,9 +1,10 @@
 // The delta net before its recurrence, as separate ops.
 //
 // short_conv (14): y [T, C] bf16 from x [T, C] bf16 and the conv state. A thread has one channel and 64 rows.
-//   Rows 0 to 2 of a segment read the old state and the new state is written by the same thread, the one whose
-//   rows include the segment's first: so src may equal dst. fp32 inside, one rounding. Bound by bytes.
-// delta_prepare (16) (18): q, k [T, heads * 128] fp32 normalised; g, beta [T, value heads] fp32. One simdgroup
+//   Rows 0 to 2 of a segment read the old state and the new state is written by the same thread, the one
+//   whose rows include the segment's first: so src may equal dst. fp32 inside, one rounding. Bound by bytes.
+// delta_prepare (16) (18): q, k [T, heads * 128] fp32 normalised; g, beta [T, value heads] fp32. One
+// simdgroup
 //   a row and key head.
 #include "delta.h"
 
@@ -13,8 +14,8 @@ constant constexpr uint kConvRows = 64;
                            device const float* w [[buffer(2)]], device bfloat* state [[buffer(3)]],
                            constant DeltaParams& p [[buffer(20)]],
                            device const StepSegment* segments [[buffer(28)]],
-                           device const StepRow* rows [[buffer(29)]], constant StepHeader& step [[buffer(30)]],
-                           uint2 at [[thread_position_in_grid]]) {
+                           device const StepRow* rows [[buffer(29)]],
+                           constant StepHeader& step [[buffer(30)]], uint2 at [[thread_position_in_grid]]) {
   const uint ch = at.x;
   const uint key_width = p.n_key_heads * kDeltaHead;
   if (ch >= 2 * key_width + p.n_value_heads * kDeltaHead) return;
@@ -40,8 +41,7 @@ constant constexpr uint kConvRows = 64;
     float m[6];  // the old state, then the first rows of the segment
     for (uint j = 0; j < 3; ++j)
       m[j] = s.src < 0 ? 0.0f : float(state[conv_index(uint(s.src), p.conv_slot_values, h, j, c)]);
-    for (uint j = 0; j < 3; ++j)
-      m[3 + j] = j < s.n_rows ? float(in[ulong(t + j) * p.qkv_stride]) : 0.0f;
+    for (uint j = 0; j < 3; ++j) m[3 + j] = j < s.n_rows ? float(in[ulong(t + j) * p.qkv_stride]) : 0.0f;
     for (uint j = 0; j < min(3u, s.n_rows); ++j)
       y[ulong(t + j) * p.y_stride + ch] = bfloat(convolve(w, m[j], m[j + 1], m[j + 2], m[j + 3]));
     for (uint j = 0; j < 3; ++j) {

@@ -1,8 +1,8 @@
 // The recurrence (19) with its state in registers (P4), and its fusions (D4d).
 //
-// A state column (one of 128 dv) belongs to one simdgroup, split among its lanes, loaded once, carried through
-// all rows of the segment, written once; lanes exchange by simd_sum. Four columns a simdgroup. State, gates
-// and sums are fp32. Bound by state bytes for one row, by the chain of sums for many.
+// A state column (one of 128 dv) belongs to one simdgroup, split among its lanes, loaded once, carried
+// through all rows of the segment, written once; lanes exchange by simd_sum. Four columns a simdgroup. State,
+// gates and sums are fp32. Bound by state bytes for one row, by the chain of sums for many.
 //
 // delta_rule: o [T, value heads * 128] fp32. Grid (value heads * 8, segments), four simdgroups a group, no
 //   barrier.
@@ -152,6 +152,5 @@ inline void store_gated_norm(threadgroup const float* outputs, device const bflo
   for (uint c = 0; c < kColumns; ++c)
     store_column(state, s.dst, p.slot_values, h, first + c, lane, columns[c]);
   if (convolves)
-    for (uint j = 0; j < 3; ++j)
-      conv_state[conv_index(s.dst, p.conv_slot_values, h, j, lid)] = bfloat(m[j]);
+    for (uint j = 0; j < 3; ++j) conv_state[conv_index(s.dst, p.conv_slot_values, h, j, lid)] = bfloat(m[j]);
 }

@@ -30,8 +30,7 @@ template [[host_name("embed_bf16")]] [[kernel]] decltype(embed<16>) embed<16>;
 [[kernel]] void gather_rows(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],
                             device const uint* output_rows [[buffer(2)]],
                             constant RowsParams& p [[buffer(20)]], constant StepHeader& step [[buffer(30)]],
-                            uint o [[threadgroup_position_in_grid]],
-                            uint lid [[thread_index_in_threadgroup]],
+                            uint o [[threadgroup_position_in_grid]], uint lid [[thread_index_in_threadgroup]],
                             uint n_threads [[threads_per_threadgroup]]) {
   if (o >= step.n_outputs) return;
   const ulong from = ulong(output_rows[o]) * p.width;

@@ -4,13 +4,11 @@
 // expand_weight: y [matrices * out, in] bf16. A thread 16 columns; grid (in / 16 / 32, rows). Bound by bytes.
 #include "experts_gemm.h"
 
-#define INSTANTIATE(bits, name)                                                   \
-  template [[host_name("experts_gate_up_prefill_vector_" name)]] [[kernel]]       \
-  decltype(experts_gate_up_prefill<bits, VectorProduct>)                          \
-      experts_gate_up_prefill<bits, VectorProduct>;                               \
-  template [[host_name("experts_linear_prefill_vector_" name)]] [[kernel]]        \
-  decltype(experts_linear_prefill<bits, VectorProduct>)                           \
-      experts_linear_prefill<bits, VectorProduct>;
+#define INSTANTIATE(bits, name)                                                                        \
+  template [[host_name("experts_gate_up_prefill_vector_" name)]] [[kernel]]                            \
+  decltype(experts_gate_up_prefill<bits, VectorProduct>) experts_gate_up_prefill<bits, VectorProduct>; \
+  template [[host_name("experts_linear_prefill_vector_" name)]] [[kernel]]                             \
+  decltype(experts_linear_prefill<bits, VectorProduct>) experts_linear_prefill<bits, VectorProduct>;
 INSTANTIATE(4, "q4")
 INSTANTIATE(8, "q8")
 INSTANTIATE(16, "bf16")

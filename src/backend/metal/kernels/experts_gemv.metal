@@ -1,14 +1,16 @@
 // The experts of a few rows, assignment by assignment. Bound by weight bytes; sums fp32.
 //
-// experts_gate_up_decode (24) (D4a): mid [A, width] bf16 = silu(x G^T) * (x U^T). Grid (width / 8, 9, T): slots
+// experts_gate_up_decode (24) (D4a): mid [A, width] bf16 = silu(x G^T) * (x U^T). Grid (width / 8, 9, T):
+// slots
 //   0 to 7 are the row's routed experts, slot 8 the shared one. Two simdgroups; each computes four gate and
-//   four up rows, so that the activation needs no memory. Where the router is inside, each simdgroup chooses the
-//   experts from the logits itself, which costs less than a barrier between all of them, and one writes them.
+//   four up rows, so that the activation needs no memory. Where the router is inside, each simdgroup chooses
+//   the experts from the logits itself, which costs less than a barrier between all of them, and one writes
+//   them.
 // experts_linear_decode: one projection, y [A, out] bf16. Grid (out / 8, 8, T).
 // experts_down_combine_decode (24) (26) (D4b): residual + sum of weight * down row + sigmoid(gate) * shared.
-//   Grid (H / 4, T): nine simdgroups, one an expert and one for the shared expert, compute the same four rows;
-//   four threads add them up in the order 0 .. 7, shared. Nothing between the projection and the residual
-//   touches memory.
+//   Grid (H / 4, T): nine simdgroups, one an expert and one for the shared expert, compute the same four
+//   rows; four threads add them up in the order 0 .. 7, shared. Nothing between the projection and the
+//   residual touches memory.
 // experts_combine (26): the sum alone, for any number of rows. Grid (H, T), a thread an element.
 #include "router.h"
 
@@ -51,7 +53,8 @@ template <int kBits>
     uint expert;
     if (p.n_experts != 0) {
       float weight;
-      const uint id = top_experts(router + ulong(t) * p.router_stride + p.router_first, p.n_experts, lane, weight);
+      const uint id =
+          top_experts(router + ulong(t) * p.router_stride + p.router_first, p.n_experts, lane, weight);
       expert = simd_shuffle(id, ushort(slot));
       if (slot == 0 && first == 0 && lane < kTopK) {
         ids[t * kTopK + lane] = int(id);
@@ -64,7 +67,8 @@ template <int kBits>
     dot_rows<kBits, 4>(gate, uint2(p.scales[0], p.biases[0]), weight_row, n_out, p.in, row, lane, g);
     dot_rows<kBits, 4>(up, uint2(p.scales[1], p.biases[1]), weight_row, n_out, p.in, row, lane, u);
   }
-  device bfloat* y = is_shared ? shared_mid + ulong(t) * p.shared_in : mid + ulong(t * kTopK + slot) * p.y_stride;
+  device bfloat* y =
+      is_shared ? shared_mid + ulong(t) * p.shared_in : mid + ulong(t * kTopK + slot) * p.y_stride;
   for (uint r = 0; r < n_out; ++r) {
     const float value = silu(simd_sum(g[r])) * simd_sum(u[r]);
     if (lane == 0) y[first + r] = bfloat(value);
@@ -72,13 +76,11 @@ template <int kBits>
 }
 
 template <int kBits>
-[[kernel]] void experts_linear_decode(device const bfloat* x [[buffer(0)]], device const int* ids [[buffer(1)]],
-                                      device bfloat* y [[buffer(2)]], device const uchar* w [[buffer(4)]],
-                                      constant ExpertsParams& p [[buffer(20)]],
-                                      constant StepHeader& step [[buffer(30)]],
-                                      uint3 at [[threadgroup_position_in_grid]],
-                                      uint sg [[simdgroup_index_in_threadgroup]],
-                                      uint lane [[thread_index_in_simdgroup]]) {
+[[kernel]] void experts_linear_decode(
+    device const bfloat* x [[buffer(0)]], device const int* ids [[buffer(1)]], device bfloat* y [[buffer(2)]],
+    device const uchar* w [[buffer(4)]], constant ExpertsParams& p [[buffer(20)]],
+    constant StepHeader& step [[buffer(30)]], uint3 at [[threadgroup_position_in_grid]],
+    uint sg [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   const uint t = at.z;
   const uint a = t * kTopK + at.y;
   const uint first = (at.x * 2 + sg) * kOut;
@@ -138,15 +140,12 @@ template <int kBits>
   }
 }
 
-[[kernel]] void experts_combine(device const bfloat* experts [[buffer(0)]],
-                                device const int* position [[buffer(1)]],
-                                device const float* weights [[buffer(2)]],
-                                device const bfloat* shared [[buffer(3)]],
-                                device const float* shared_gate [[buffer(4)]],
-                                device const float* residual [[buffer(5)]], device float* y [[buffer(6)]],
-                                constant ExpertsParams& p [[buffer(20)]],
-                                constant StepHeader& step [[buffer(30)]],
-                                uint2 at [[thread_position_in_grid]]) {
+[[kernel]] void experts_combine(
+    device const bfloat* experts [[buffer(0)]], device const int* position [[buffer(1)]],
+    device const float* weights [[buffer(2)]], device const bfloat* shared [[buffer(3)]],
+    device const float* shared_gate [[buffer(4)]], device const float* residual [[buffer(5)]],
+    device float* y [[buffer(6)]], constant ExpertsParams& p [[buffer(20)]],
+    constant StepHeader& step [[buffer(30)]], uint2 at [[thread_position_in_grid]]) {
   const uint t = at.y;
   if (t >= step.n_rows || at.x >= p.out) return;
   float sum = 0.0f;
@@ -161,12 +160,12 @@ template <int kBits>
   y[i] = residual[i] + sum;
 }
 
-#define INSTANTIATE(bits, name)                                                                 \
-  template [[host_name("experts_gate_up_decode_" name)]] [[kernel]]                             \
-  decltype(experts_gate_up_decode<bits>) experts_gate_up_decode<bits>;                          \
-  template [[host_name("experts_linear_decode_" name)]] [[kernel]]                              \
-  decltype(experts_linear_decode<bits>) experts_linear_decode<bits>;                            \
-  template [[host_name("experts_down_combine_decode_" name)]] [[kernel]]                        \
+#define INSTANTIATE(bits, name)                                          \
+  template [[host_name("experts_gate_up_decode_" name)]] [[kernel]]      \
+  decltype(experts_gate_up_decode<bits>) experts_gate_up_decode<bits>;   \
+  template [[host_name("experts_linear_decode_" name)]] [[kernel]]       \
+  decltype(experts_linear_decode<bits>) experts_linear_decode<bits>;     \
+  template [[host_name("experts_down_combine_decode_" name)]] [[kernel]] \
   decltype(experts_down_combine_decode<bits>) experts_down_combine_decode<bits>;
 INSTANTIATE(4, "q4")
 INSTANTIATE(8, "q8")

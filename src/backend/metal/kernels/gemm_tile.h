@@ -14,11 +14,13 @@
 
 constant constexpr uint kTileOut = 64;
 constant constexpr uint kTileDepth = 32;
-constant constexpr uint kTileStride = kTileDepth + 8;  // of a row in threadgroup memory, against bank conflicts
+constant constexpr uint kTileStride =
+    kTileDepth + 8;  // of a row in threadgroup memory, against bank conflicts
 constant constexpr uint kResultStride = kTileOut + 2;
 constant constexpr uint kTileFloats = 32 * kResultStride;
 
-static_assert(kTileFloats * 4 >= (kMaxTileRows + kTileOut) * kTileStride * 2, "operands fit beside each other");
+static_assert(kTileFloats * 4 >= (kMaxTileRows + kTileOut) * kTileStride * 2,
+              "operands fit beside each other");
 
 // Products on simdgroup matrices. 32 rows: 2 x 2 simdgroups of 16 x 32; 16 rows: 1 x 4 of 16 x 16.
 template <int kRows>
@@ -106,8 +108,7 @@ inline void load_weights(TileWeights t, uint k0, threadgroup bfloat* ws, uint li
   float codes[16];
   load_codes<kBits>(w, at, t.in, k, codes);
   const float2 affine = load_affine<kBits>(w, is_low ? t.low_part : t.high_part, at, t.in, k);
-  for (uint i = 0; i < kSpan; ++i)
-    to[i] = bfloat(kBits == 16 ? codes[i] : fma(affine.x, codes[i], affine.y));
+  for (uint i = 0; i < kSpan; ++i) to[i] = bfloat(kBits == 16 ? codes[i] : fma(affine.x, codes[i], affine.y));
 }
 
 // Rows of x to threadgroup memory: row r is row source[r], zero from n_rows on.

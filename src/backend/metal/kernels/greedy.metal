@@ -34,17 +34,13 @@ inline ulong largest_key(ulong key, uint sg, uint lane, threadgroup ulong* best)
   if (lid == 0) keys[at.y * p.n_out + at.x] = winner;
 }
 
-[[kernel]] void greedy_token(device const ulong* keys [[buffer(1)]], device int* tokens [[buffer(2)]],
-                             device int* token_slots [[buffer(3)]],
-                             constant VocabularyParams& p [[buffer(20)]],
-                             device const uint* output_rows [[buffer(25)]],
-                             device const StepSegment* segments [[buffer(28)]],
-                             device const StepRow* rows [[buffer(29)]],
-                             constant StepHeader& step [[buffer(30)]],
-                             uint o [[threadgroup_position_in_grid]],
-                             uint lid [[thread_index_in_threadgroup]],
-                             uint sg [[simdgroup_index_in_threadgroup]],
-                             uint lane [[thread_index_in_simdgroup]]) {
+[[kernel]] void greedy_token(
+    device const ulong* keys [[buffer(1)]], device int* tokens [[buffer(2)]],
+    device int* token_slots [[buffer(3)]], constant VocabularyParams& p [[buffer(20)]],
+    device const uint* output_rows [[buffer(25)]], device const StepSegment* segments [[buffer(28)]],
+    device const StepRow* rows [[buffer(29)]], constant StepHeader& step [[buffer(30)]],
+    uint o [[threadgroup_position_in_grid]], uint lid [[thread_index_in_threadgroup]],
+    uint sg [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   threadgroup ulong best[kVocabularyThreads / 32];
   if (o >= step.n_outputs) return;
   ulong mine = 0;

@@ -1,8 +1,8 @@
 // linear_prefill: y = x W^T for many rows, one weight a dispatch.
 //
 // x [T, in] bf16; y [T, out] bf16, fp32, or fp32 added to the residual. Grid: (out / 64, T / kRows); a
-// threadgroup computes one tile of gemm_tile.h. Bound by matrix products from a few hundred rows on, by weight
-// bytes below. Weights are rounded to bf16, sums are fp32.
+// threadgroup computes one tile of gemm_tile.h. Bound by matrix products from a few hundred rows on, by
+// weight bytes below. Weights are rounded to bf16, sums are fp32.
 #ifndef LILY_METAL_LINEAR_GEMM_H
 #define LILY_METAL_LINEAR_GEMM_H
 

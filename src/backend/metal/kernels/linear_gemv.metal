@@ -72,21 +72,24 @@ template <int kBits, bool kNorm, int kRows>
     for (uint r = 0; r < kOut; ++r) {
       if (r >= n_out) break;
       const float value = simd_sum(acc[t][r]) * scale;
-      if (lane == 0)
-        store_output(y, residual, ulong(t) * p.y_stride + p.y_first + first + r, value, p.store);
+      if (lane == 0) store_output(y, residual, ulong(t) * p.y_stride + p.y_first + first + r, value, p.store);
     }
   }
 }
 
-#define INSTANTIATE(bits, name)                                                                        \
-  template [[host_name("linear_decode_" name "_1")]] [[kernel]] decltype(linear_decode<bits, false, 1>) \
-      linear_decode<bits, false, 1>;                                                                   \
-  template [[host_name("linear_decode_" name "_8")]] [[kernel]] decltype(linear_decode<bits, false, 8>) \
-      linear_decode<bits, false, 8>;                                                                   \
-  template [[host_name("norm_linear_decode_" name "_1")]]                                              \
-  [[kernel]] decltype(linear_decode<bits, true, 1>) linear_decode<bits, true, 1>;                      \
-  template [[host_name("norm_linear_decode_" name "_8")]]                                              \
-  [[kernel]] decltype(linear_decode<bits, true, 8>) linear_decode<bits, true, 8>;
+#define INSTANTIATE(bits, name)                                                                             \
+  template                                                                                                  \
+      [[host_name("linear_decode_" name                                                                     \
+                  "_1")]] [[kernel]] decltype(linear_decode<bits, false, 1>) linear_decode<bits, false, 1>; \
+  template                                                                                                  \
+      [[host_name("linear_decode_" name                                                                     \
+                  "_8")]] [[kernel]] decltype(linear_decode<bits, false, 8>) linear_decode<bits, false, 8>; \
+  template                                                                                                  \
+      [[host_name("norm_linear_decode_" name                                                                \
+                  "_1")]] [[kernel]] decltype(linear_decode<bits, true, 1>) linear_decode<bits, true, 1>;   \
+  template                                                                                                  \
+      [[host_name("norm_linear_decode_" name                                                                \
+                  "_8")]] [[kernel]] decltype(linear_decode<bits, true, 8>) linear_decode<bits, true, 8>;
 INSTANTIATE(4, "q4")
 INSTANTIATE(8, "q8")
 INSTANTIATE(16, "bf16")

@@ -11,23 +11,23 @@ namespace lily::metal::kernels {
 #define LILY_CONSTANT inline constexpr
 #endif
 
-LILY_CONSTANT uint32_t kTopK = 8;              // experts a token
-LILY_CONSTANT uint32_t kAttentionHead = 256;   // values of an attention head
-LILY_CONSTANT uint32_t kRotaryPairs = 32;      // leading pairs (i, i + 32) that rotate
-LILY_CONSTANT uint32_t kDeltaHead = 128;       // values of a delta-net head
-LILY_CONSTANT uint32_t kTaps = 4;              // of the short convolution
-LILY_CONSTANT uint32_t kMixerChannels = 384;   // q, k and v channels that one value head convolves
-LILY_CONSTANT uint32_t kCacheTokens = 64;      // in a KV block
-LILY_CONSTANT uint32_t kGroup = 64;            // weights that share a scale
-LILY_CONSTANT float kEpsilon = 1e-6f;          // of every norm
-LILY_CONSTANT uint32_t kPackedHeads = 4;       // query heads of a threadgroup (D6)
-LILY_CONSTANT uint32_t kSplitTokens = 1024;    // keys of a part in fixed-block attention (D7)
-LILY_CONSTANT uint32_t kMaxTileRows = 32;      // rows of x in a tile of a matrix product
-LILY_CONSTANT uint32_t kQueryTile = 8;         // rows of a prefill attention tile
-LILY_CONSTANT uint32_t kScanBlock = 32;        // tokens of a block in the block-wise delta scan
-LILY_CONSTANT uint32_t kMaxRanked = 256;       // candidates that the vocabulary kernels can rank
-LILY_CONSTANT uint32_t kSampleRanked = 64;     // largest top-k that sampling ranks; beyond, it reads all logits
-LILY_CONSTANT uint32_t kRankChunk = 2048;      // logits that one threadgroup ranks
+LILY_CONSTANT uint32_t kTopK = 8;             // experts a token
+LILY_CONSTANT uint32_t kAttentionHead = 256;  // values of an attention head
+LILY_CONSTANT uint32_t kRotaryPairs = 32;     // leading pairs (i, i + 32) that rotate
+LILY_CONSTANT uint32_t kDeltaHead = 128;      // values of a delta-net head
+LILY_CONSTANT uint32_t kTaps = 4;             // of the short convolution
+LILY_CONSTANT uint32_t kMixerChannels = 384;  // q, k and v channels that one value head convolves
+LILY_CONSTANT uint32_t kCacheTokens = 64;     // in a KV block
+LILY_CONSTANT uint32_t kGroup = 64;           // weights that share a scale
+LILY_CONSTANT float kEpsilon = 1e-6f;         // of every norm
+LILY_CONSTANT uint32_t kPackedHeads = 4;      // query heads of a threadgroup (D6)
+LILY_CONSTANT uint32_t kSplitTokens = 1024;   // keys of a part in fixed-block attention (D7)
+LILY_CONSTANT uint32_t kMaxTileRows = 32;     // rows of x in a tile of a matrix product
+LILY_CONSTANT uint32_t kQueryTile = 8;        // rows of a prefill attention tile
+LILY_CONSTANT uint32_t kScanBlock = 32;       // tokens of a block in the block-wise delta scan
+LILY_CONSTANT uint32_t kMaxRanked = 256;      // candidates that the vocabulary kernels can rank
+LILY_CONSTANT uint32_t kSampleRanked = 64;  // largest top-k that sampling ranks; beyond, it reads all logits
+LILY_CONSTANT uint32_t kRankChunk = 2048;   // logits that one threadgroup ranks
 
 // What an output element becomes.
 LILY_CONSTANT uint32_t kStoreBf16 = 0;
@@ -54,8 +54,8 @@ struct StepRow {
 struct StepSegment {
   uint32_t first_row;
   uint32_t n_rows;
-  uint32_t position;     // of the first row
-  int32_t src;           // state slot, -1: zero
+  uint32_t position;  // of the first row
+  int32_t src;        // state slot, -1: zero
   uint32_t dst;
   uint32_t first_block;  // in the block table
   int32_t token_in;      // token slot, -1: none
@@ -78,20 +78,20 @@ struct StepSampling {
   uint32_t step;
 };
 
-// A linear weight is one range of memory: codes (or bf16 values) first; scales and biases, the fields of these
-// names here, are bytes from its start.
+// A linear weight is one range of memory: codes (or bf16 values) first; scales and biases, the fields of
+// these names here, are bytes from its start.
 
 // y = x W^T for up to four weights whose output rows follow one another.
 struct LinearParams {
   uint32_t in;
-  uint32_t x_stride;      // values
-  uint32_t x_first;       // first column of x
+  uint32_t x_stride;  // values
+  uint32_t x_first;   // first column of x
   uint32_t y_stride;
   uint32_t y_first;
-  uint32_t store;         // kStoreBf16 ...
-  uint32_t of_outputs;    // rows are the step's outputs, else its tokens
+  uint32_t store;       // kStoreBf16 ...
+  uint32_t of_outputs;  // rows are the step's outputs, else its tokens
   uint32_t n_weights;
-  uint32_t end[4];        // last output row + 1 of each weight
+  uint32_t end[4];  // last output row + 1 of each weight
   uint32_t scales[4];
   uint32_t biases[4];
 };
@@ -117,7 +117,7 @@ struct DeltaParams {
   uint32_t conv_slot_values;  // bf16 values of a slot's conv state in a layer
 };
 
-struct HeadParams {  // query and key preparation
+struct HeadParams {    // query and key preparation
   uint64_t turns[32];  // 2^64 parts of a turn that pair i rotates by for each position
   uint32_t n_q_heads, n_kv_heads;
   uint32_t x_stride, x_first, head_stride;
@@ -151,11 +151,11 @@ struct ExpertsParams {
   uint32_t in, out;
   uint32_t x_stride;
   uint32_t y_stride;
-  uint32_t from_tokens;   // x has a row a token, else a row an assignment
-  uint32_t first_slot;    // slot 0 .. 7: routed, kTopK: shared
-  uint32_t shared_in;     // the shared expert's width
-  uint32_t shared_bits;   // of its weights
-  uint32_t shared_given;  // its result is an input, in `shared`
+  uint32_t from_tokens;              // x has a row a token, else a row an assignment
+  uint32_t first_slot;               // slot 0 .. 7: routed, kTopK: shared
+  uint32_t shared_in;                // the shared expert's width
+  uint32_t shared_bits;              // of its weights
+  uint32_t shared_given;             // its result is an input, in `shared`
   uint32_t gate_stride, gate_first;  // of its gate's logit
   uint32_t n_experts;                // with routing inside
   uint32_t router_stride, router_first;
@@ -173,7 +173,7 @@ struct VocabularyParams {
 };
 
 struct CopyParams {
-  uint32_t n;  // 16-byte words of a slot
+  uint32_t n;    // 16-byte words of a slot
   int32_t from;  // slot, -1: zeros
   uint32_t to;
 };

@@ -87,7 +87,8 @@ inline void dot_rows(device const uchar* w, uint2 part, ulong first_row, uint n_
   }
 }
 
-inline void store_output(device uchar* y, device const float* residual, ulong index, float value, uint store) {
+inline void store_output(device uchar* y, device const float* residual, ulong index, float value,
+                         uint store) {
   if (store == kStoreBf16) {
     ((device bfloat*)y)[index] = bfloat(value);
   } else if (store == kStoreF32) {

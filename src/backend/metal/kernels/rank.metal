@@ -1,4 +1,5 @@
-// The largest logits of each output row, in order, by levels: sort a chunk, keep its first n_kept, sort those.
+// The largest logits of each output row, in order, by levels: sort a chunk, keep its first n_kept, sort
+// those.
 //
 // rank_logits: chunks of 2,048 logits, grid (chunks, O); also each chunk's largest logit and sum of exponents
 //   (fp32). rank_keys: 2,048 keys that the level before kept. rank_candidates: the last level, writes ids,
@@ -64,8 +65,7 @@ inline void gather_keys(device const ulong* from, constant VocabularyParams& p, 
 
 [[kernel]] void rank_keys(device const ulong* from [[buffer(0)]], device ulong* kept [[buffer(1)]],
                           constant VocabularyParams& p [[buffer(20)]],
-                          constant StepHeader& step [[buffer(30)]],
-                          uint2 at [[threadgroup_position_in_grid]],
+                          constant StepHeader& step [[buffer(30)]], uint2 at [[threadgroup_position_in_grid]],
                           uint lid [[thread_index_in_threadgroup]]) {
   threadgroup ulong keys[kRankChunk];
   if (at.y >= step.n_outputs) return;
@@ -74,15 +74,12 @@ inline void gather_keys(device const ulong* from, constant VocabularyParams& p, 
     kept[(ulong(at.y) * p.n_out + at.x) * p.n_kept + i] = keys[i];
 }
 
-[[kernel]] void rank_candidates(device const ulong* from [[buffer(0)]], device const float2* sums [[buffer(1)]],
-                                device int* ids [[buffer(2)]], device float* values [[buffer(3)]],
-                                device float* logsumexp [[buffer(4)]],
-                                constant VocabularyParams& p [[buffer(20)]],
-                                constant StepHeader& step [[buffer(30)]],
-                                uint o [[threadgroup_position_in_grid]],
-                                uint lid [[thread_index_in_threadgroup]],
-                                uint sg [[simdgroup_index_in_threadgroup]],
-                                uint lane [[thread_index_in_simdgroup]]) {
+[[kernel]] void rank_candidates(
+    device const ulong* from [[buffer(0)]], device const float2* sums [[buffer(1)]],
+    device int* ids [[buffer(2)]], device float* values [[buffer(3)]], device float* logsumexp [[buffer(4)]],
+    constant VocabularyParams& p [[buffer(20)]], constant StepHeader& step [[buffer(30)]],
+    uint o [[threadgroup_position_in_grid]], uint lid [[thread_index_in_threadgroup]],
+    uint sg [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   threadgroup ulong keys[kRankChunk];
   threadgroup float parts[kVocabularyThreads / 32];
   if (o >= step.n_outputs) return;
@@ -108,8 +105,7 @@ inline void gather_keys(device const ulong* from, constant VocabularyParams& p, 
                             device const uint* output_rows [[buffer(25)]],
                             device const StepSegment* segments [[buffer(28)]],
                             device const StepRow* rows [[buffer(29)]],
-                            constant StepHeader& step [[buffer(30)]],
-                            uint o [[threadgroup_position_in_grid]],
+                            constant StepHeader& step [[buffer(30)]], uint o [[threadgroup_position_in_grid]],
                             uint lid [[thread_index_in_threadgroup]]) {
   threadgroup ulong keys[kRankChunk];
   threadgroup float weights[kMaxRanked];

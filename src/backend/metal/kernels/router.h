@@ -6,8 +6,8 @@
 
 constant constexpr uint kMaxExpertsPerLane = 32;
 
-// Lane j < 8 gets the expert with the j-th largest logit (lower index on ties) and its weight: exp(l - max) over
-// the sum of the 8, which equals p / sum(p). A lane looks through every 32nd expert. fp32.
+// Lane j < 8 gets the expert with the j-th largest logit (lower index on ties) and its weight: exp(l - max)
+// over the sum of the 8, which equals p / sum(p). A lane looks through every 32nd expert. fp32.
 inline uint top_experts(device const float* logits, uint n_experts, uint lane, thread float& weight) {
   uint taken = 0;  // a bit for each of the lane's experts
   float top = 0.0f;

@@ -1,20 +1,21 @@
 // Routing on the GPU (P2).
 //
-// router_top (22) (23): the 8 experts with the largest logits, lower index on ties, in falling order, and their
+// router_top (22) (23): the 8 experts with the largest logits, lower index on ties, in falling order, and
+// their
 //   softmax weights renormalised. ids, weights [T, 8]. One simdgroup a row (router.h).
 // count_assignments, group_assignments: the grouping of T * 8 assignments by expert, stable. Grid: one
 //   threadgroup of 256 an expert. The first counts; in the second each expert finds its offset and its place
-//   among the experts by falling load from all counts, then lists its assignments by rising index (its threads
-//   look through consecutive runs and add up in front of them) and its blocks. Integers: any schedule gives
-//   the same result. Bound by latency.
+//   among the experts by falling load from all counts, then lists its assignments by rising index (its
+//   threads look through consecutive runs and add up in front of them) and its blocks. Integers: any schedule
+//   gives the same result. Bound by latency.
 #include "router.h"
 
 constant constexpr uint kGroupThreads = 256;
 
 [[kernel]] void router_top(device const float* logits [[buffer(0)]], device int* ids [[buffer(1)]],
                            device float* weights [[buffer(2)]], constant RouterParams& p [[buffer(20)]],
-                           constant StepHeader& step [[buffer(30)]],
-                           uint t [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]]) {
+                           constant StepHeader& step [[buffer(30)]], uint t [[threadgroup_position_in_grid]],
+                           uint lane [[thread_index_in_simdgroup]]) {
   if (t >= step.n_rows) return;
   float weight;
   const uint id = top_experts(logits + ulong(t) * p.stride + p.first, p.n_experts, lane, weight);
@@ -52,20 +53,18 @@ inline uint sum_before(uint v, uint sg, uint lane, threadgroup uint* parts, thre
   if (lid == 0) counts[expert] = total;
 }
 
-[[kernel]] void group_assignments(device const int* ids [[buffer(0)]], device const uint* counts [[buffer(1)]],
-                                  device int* offsets [[buffer(2)]], device int* order [[buffer(3)]],
-                                  device int* position [[buffer(4)]], device int4* blocks [[buffer(5)]],
-                                  device int* n_blocks [[buffer(6)]], constant RouterParams& p [[buffer(20)]],
-                                  constant StepHeader& step [[buffer(30)]],
-                                  uint expert [[threadgroup_position_in_grid]],
-                                  uint lid [[thread_index_in_threadgroup]],
-                                  uint sg [[simdgroup_index_in_threadgroup]],
-                                  uint lane [[thread_index_in_simdgroup]]) {
+[[kernel]] void group_assignments(
+    device const int* ids [[buffer(0)]], device const uint* counts [[buffer(1)]],
+    device int* offsets [[buffer(2)]], device int* order [[buffer(3)]], device int* position [[buffer(4)]],
+    device int4* blocks [[buffer(5)]], device int* n_blocks [[buffer(6)]],
+    constant RouterParams& p [[buffer(20)]], constant StepHeader& step [[buffer(30)]],
+    uint expert [[threadgroup_position_in_grid]], uint lid [[thread_index_in_threadgroup]],
+    uint sg [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   threadgroup uint parts[4][kGroupThreads / 32];
   const uint n = step.n_rows * kTopK;
   const uint load = counts[expert];
-  uint lower = 0;         // assignments of experts with a lower index
-  uint heavier = 0;       // blocks of experts that come first
+  uint lower = 0;    // assignments of experts with a lower index
+  uint heavier = 0;  // blocks of experts that come first
   uint all_blocks = 0;
   for (uint e = lid; e < p.n_experts; e += kGroupThreads) {
     const uint count = counts[e];

@@ -50,7 +50,8 @@ inline uint rows_of(constant RowsParams& p, constant StepHeader& step) {
 
 [[kernel]] void attention_gate(device const bfloat* o [[buffer(0)]], device const bfloat* gate [[buffer(1)]],
                                device bfloat* y [[buffer(2)]], constant RowsParams& p [[buffer(20)]],
-                               constant StepHeader& step [[buffer(30)]], uint2 at [[thread_position_in_grid]]) {
+                               constant StepHeader& step [[buffer(30)]],
+                               uint2 at [[thread_position_in_grid]]) {
   if (at.y >= rows_of(p, step) || at.x >= p.width) return;
   const uint column = at.x / kAttentionHead * 2 * kAttentionHead + kAttentionHead + at.x % kAttentionHead;
   const float g = float(gate[ulong(at.y) * p.b_stride + p.b_first + column]);

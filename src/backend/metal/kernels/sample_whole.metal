@@ -1,4 +1,5 @@
-// sample_whole: a draw over the whole vocabulary, for rows whose top-k is off or beyond what rank_sample holds.
+// sample_whole: a draw over the whole vocabulary, for rows whose top-k is off or beyond what rank_sample
+// holds.
 //
 // The kept tokens are a prefix of the candidates' order, described by a cut: logits above cut.order, and the
 // first cut.ties of those equal to it. Top-k, top-p and the draw each find a place in that order by building
@@ -32,7 +33,9 @@ struct Row {
     }
     return sum_all(sum, sg, lane, parts);
   }
-  float above(uint order, bool counts) const { return order == 0xffffffffu ? 0.0f : at_least(order + 1, counts); }
+  float above(uint order, bool counts) const {
+    return order == 0xffffffffu ? 0.0f : at_least(order + 1, counts);
+  }
 
   // Sum of weights of the kept tokens at or above `order`.
   float kept_at_least(uint order, Cut cut) const {
@@ -41,18 +44,14 @@ struct Row {
   }
 };
 
-[[kernel]] void sample_whole(device const float* logits [[buffer(0)]], device int* tokens [[buffer(2)]],
-                             device int* token_slots [[buffer(3)]],
-                             constant VocabularyParams& p [[buffer(20)]],
-                             device const StepSampling* sampling [[buffer(24)]],
-                             device const uint* output_rows [[buffer(25)]],
-                             device const StepSegment* segments [[buffer(28)]],
-                             device const StepRow* rows [[buffer(29)]],
-                             constant StepHeader& step [[buffer(30)]],
-                             uint o [[threadgroup_position_in_grid]],
-                             uint lid [[thread_index_in_threadgroup]],
-                             uint sg [[simdgroup_index_in_threadgroup]],
-                             uint lane [[thread_index_in_simdgroup]]) {
+[[kernel]] void sample_whole(
+    device const float* logits [[buffer(0)]], device int* tokens [[buffer(2)]],
+    device int* token_slots [[buffer(3)]], constant VocabularyParams& p [[buffer(20)]],
+    device const StepSampling* sampling [[buffer(24)]], device const uint* output_rows [[buffer(25)]],
+    device const StepSegment* segments [[buffer(28)]], device const StepRow* rows [[buffer(29)]],
+    constant StepHeader& step [[buffer(30)]], uint o [[threadgroup_position_in_grid]],
+    uint lid [[thread_index_in_threadgroup]], uint sg [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
   threadgroup float parts[kVocabularyThreads / 32];
   threadgroup uint best[kVocabularyThreads / 32];
   if (o >= step.n_outputs) return;
@@ -104,7 +103,8 @@ struct Row {
     if (order >= cut.order) {
       const float missing = wanted - row.above(order, false);
       const float each = row.weight(order);
-      const uint equal = order == cut.order ? cut.ties : uint(row.at_least(order, true) - row.above(order, true));
+      const uint equal =
+          order == cut.order ? cut.ties : uint(row.at_least(order, true) - row.above(order, true));
       uint ties = each > 0.0f ? uint(ceil(missing / each)) : equal;
       cut.order = order;
       cut.ties = min(max(ties, 1u), equal);

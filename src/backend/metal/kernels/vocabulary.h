@@ -1,7 +1,7 @@
 // What the kernels over the vocabulary share.
 //
-// A logit and its id are one 64-bit key whose falling order is that of candidates: larger logit, then lower id.
-// NaN counts as minus infinity. Key 0 is no token.
+// A logit and its id are one 64-bit key whose falling order is that of candidates: larger logit, then lower
+// id. NaN counts as minus infinity. Key 0 is no token.
 #ifndef LILY_METAL_VOCABULARY_H
 #define LILY_METAL_VOCABULARY_H
 

@@ -138,7 +138,7 @@ struct TestRows {
     for (int64_t r = 0; r < rows; ++r) quantise_row(x.data() + r * cols, quantised, r);
   }
   TestRows(const TestRows&) = delete;
-  InputRows input() const { return {quantised, x.data(), cols, nullptr, 1}; }
+  InputRows input() const { return {.quantised = quantised, .x = x.data(), .x_stride = cols}; }
 };
 
 // Largest |got - want| / allowed over all coordinates, with where it is: at most 1 passes.

@@ -51,6 +51,30 @@ TEST_P(Quantise, ExtremesUseTheWholeRange) {
   }
 }
 
+TEST_P(Quantise, TheRestMakesARowExactToItsLastBits) {
+  std::mt19937 random(3);
+  const TestRows rows(2, 128, random_floats(2 * 128, random, 5));
+  Aligned<std::byte> memory(quantised_bytes(2, 128));
+  const QuantisedRows rest = quantised_rows(memory.data(), 2, 128);
+  for (int64_t r = 0; r < 2; ++r) {
+    quantise_rest(rows.x.data() + r * 128, rows.quantised, rest, r);
+    for (int64_t i = 0; i < 128; ++i) {
+      const auto value = [&](const QuantisedRows& q) {
+        const int8_t* p = q.row_planes(r) + i / 64 * 128 + i % 64;
+        return static_cast<double>(q.row_scales(r)[i / 64].scale) * (256 * p[0] + p[64]);
+      };
+      double peak = 0;
+      for (int64_t j = 0; j < 64; ++j)
+        peak = std::max(peak, std::abs(double{rows.x[static_cast<size_t>(r * 128 + i / 64 * 64 + j)]}));
+      const double x = rows.x[static_cast<size_t>(r * 128 + i / 64 * 64 + column_of(i % 64))];
+      // Half a step of the rest, whose peak is half a step of the row; and the rounding of what is left to
+      // fp32.
+      EXPECT_LE(std::abs(value(rows.quantised) + value(rest) - x),
+                peak * (0.5 / kPlaneMax + 4 * kEps) * (0.5 / kPlaneMax + 5 * kEps));
+    }
+  }
+}
+
 TEST_P(Quantise, ZeroAndSubnormalGroupsGiveZeroPlanes) {
   for (float value : {0.0f, 1e-42f}) {
     const TestRows rows(1, 64, std::vector<float>(64, value));

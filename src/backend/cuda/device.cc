@@ -1,0 +1,219 @@
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "backend/backend.h"
+#include "backend/cuda/program.h"
+#include "base/error.h"
+#include "base/half.h"
+
+namespace lily::backend {
+namespace cuda_device {
+namespace {
+
+using namespace lily::cuda;
+
+constexpr int kMajor = 9;  // Hopper: the kernels are compiled for it alone
+
+int device_count() {
+  int n = 0;
+  return cudaGetDeviceCount(&n) == cudaSuccess ? n : 0;
+}
+
+class CudaDevice final : public Device {
+ public:
+  explicit CudaDevice(const DeviceOptions& options)
+      : pool_(options.threads > 0 ? options.threads : std::min(physical_cores(), 8)) {
+    cudaDeviceProp p{};
+    check(cudaGetDeviceProperties(&p, 0), "reading the device's properties");
+    info_.backend = "cuda";
+    info_.name = fmt::format("{}, {} multiprocessors", p.name, p.multiProcessorCount);
+    info_.memory_bytes = static_cast<int64_t>(p.totalGlobalMem);
+    n_sms_ = p.multiProcessorCount;
+  }
+
+  const DeviceInfo& info() const override { return info_; }
+
+  plan::Policy policy(const model::Dims&) const override {
+    using plan::Mechanism;
+    plan::Policy p;
+    p.activation = plan::FloatType::bf16;
+    p.residual = plan::FloatType::f32;
+    p.kv = plan::FloatType::bf16;
+    p.prefill = {.norm_linear = true,
+                 .linear_add = true,
+                 .norm_router = true,
+                 .gate_up = true,
+                 .shared_in_experts = true,
+                 .down_combine = true,
+                 .qk_prepare = true,
+                 .delta_norm = true,
+                 .delta_mixer = true,
+                 .attention_gate = true};
+    p.decode = p.prefill;
+    p.delta_blocks_from_rows = 32;
+    p.max_chunk_rows = 4096;
+    p.matrix_unit = plan::MatrixUnit::tensor;
+    // Grouping is part of the expert kernels here, not an op.
+    p.group_experts_from_rows = std::numeric_limits<int>::max();
+    p.tokens_stay_on_device = true;
+    p.fixed_blocks_from_context = 0;
+    p.max_decode_rows = 8;
+    for (const Mechanism m : {Mechanism::p4, Mechanism::p5, Mechanism::d2})
+      p.mechanisms.set(static_cast<size_t>(m));
+    return p;
+  }
+
+  void load(const model::Checkpoint& checkpoint, const Progress& progress) override {
+    LILY_CHECK(!weights_, "weights are loaded once");
+    const model::Dims& d = checkpoint.dims();
+    const auto require = [](bool holds, const char* key, int found, const char* wanted) {
+      if (!holds)
+        fail(Fault::model, "{} is {}, the cuda backend needs {}; use --backend cpu", key, found, wanted);
+    };
+    require(d.n_q_heads == 8 * d.n_kv_heads, "num_attention_heads", d.n_q_heads, "8 for each KV head");
+    require(d.n_experts % 32 == 0 && d.n_experts <= 512, "num_experts", d.n_experts,
+            "a multiple of 32, at most 512");
+    require(d.hidden % 128 == 0 && d.hidden <= 4096, "hidden_size", d.hidden,
+            "a multiple of 128, at most 4096");
+    require(d.expert_width % 128 == 0, "moe_intermediate_size", d.expert_width, "a multiple of 128");
+    require(d.shared_width == d.expert_width, "shared_expert_intermediate_size", d.shared_width,
+            "the width of the routed experts");
+    weights_.emplace(checkpoint, pool_, progress);
+  }
+
+  void reserve(const MemorySpec& memory, const plan::Policy& policy) override {
+    LILY_CHECK(policy.kv == plan::FloatType::bf16, "the cuda backend keeps KV in bf16");
+    memory_.reset();  // the old one first: both might not fit
+    memory_.emplace(weights().dims(), memory);
+  }
+
+  std::unique_ptr<Program> compile(plan::Plan plan) override {
+    if (plan.options.keep_values)
+      fail(Fault::user,
+           "the cuda backend does not keep the values between ops; compare it with `lily eval`, or use --backend cpu");
+    return std::make_unique<CudaProgram>(std::move(plan), weights(), memory(), stream_, n_sms_);
+  }
+
+  void copy_state(StateSlot src, StateSlot dst) override {
+    memory().copy_state(static_cast<int>(src), static_cast<int>(dst), stream_.get());
+  }
+
+  std::vector<float> read_delta_state(StateSlot slot, int layer) override {
+    std::vector<float> s = fetch(delta_at(slot, layer), memory().delta_floats());
+    return transposed(s);
+  }
+  void write_delta_state(StateSlot slot, int layer, std::span<const float> data) override {
+    LILY_CHECK(std::ssize(data) == memory().delta_floats(), "{} values for a delta state", data.size());
+    store(delta_at(slot, layer), std::span<const float>(transposed(data)));
+  }
+  std::vector<float> read_conv_state(StateSlot slot, int layer) override {
+    return widened(fetch(conv_at(slot, layer), memory().conv_values()));
+  }
+  void write_conv_state(StateSlot slot, int layer, std::span<const float> data) override {
+    LILY_CHECK(std::ssize(data) == memory().conv_values(), "{} values for a convolution state", data.size());
+    store(conv_at(slot, layer), std::span<const uint16_t>(rounded(data)));
+  }
+  // K or V of a block lies as [kv head][64][256].
+  std::vector<float> read_kv(Kv which, int layer, int block, int n_tokens) override {
+    const std::vector<float> all = widened(fetch(kv_at(which, layer, block), block_values()));
+    const int n_heads = weights().dims().n_kv_heads;
+    std::vector<float> data;
+    for (int t = 0; t < n_tokens; ++t)
+      for (int h = 0; h < n_heads; ++h) {
+        const auto at = all.begin() + (h * kKvBlock + t) * kHeadCols;
+        data.insert(data.end(), at, at + kHeadCols);
+      }
+    return data;
+  }
+  void write_kv(Kv which, int layer, int block, int n_tokens, std::span<const float> data) override {
+    const int n_heads = weights().dims().n_kv_heads;
+    LILY_CHECK(std::ssize(data) == int64_t{n_tokens} * n_heads * kHeadCols, "{} values for {} tokens",
+               data.size(), n_tokens);
+    std::vector<uint16_t> all = fetch(kv_at(which, layer, block), block_values());
+    const std::vector<uint16_t> bits = rounded(data);
+    for (int t = 0; t < n_tokens; ++t)
+      for (int h = 0; h < n_heads; ++h)
+        std::copy_n(bits.begin() + (t * n_heads + h) * kHeadCols, kHeadCols,
+                    all.begin() + (h * kKvBlock + t) * kHeadCols);
+    store(kv_at(which, layer, block), std::span<const uint16_t>(all));
+  }
+
+ private:
+  const Weights& weights() const {
+    LILY_CHECK(weights_.has_value(), "no weights are loaded");
+    return *weights_;
+  }
+  const Memory& memory() const {
+    LILY_CHECK(memory_.has_value(), "no memory is reserved");
+    return *memory_;
+  }
+  float* delta_at(StateSlot slot, int layer) const {
+    return memory().delta_state(layer) + static_cast<int64_t>(slot) * memory().delta_slot_stride();
+  }
+  uint16_t* conv_at(StateSlot slot, int layer) const {
+    return memory().conv_state(layer) + static_cast<int64_t>(slot) * memory().conv_slot_stride();
+  }
+  int64_t block_values() const { return int64_t{kKvBlock} * weights().dims().kv_width(); }
+  uint16_t* kv_at(Kv which, int layer, int block) const {
+    const KvCache cache = memory().kv(layer);
+    return (which == Kv::k ? cache.k : cache.v) + block * block_values();
+  }
+  template <typename T>
+  std::vector<T> fetch(const T* from, int64_t n) const {
+    stream_.synchronize();
+    std::vector<T> data(static_cast<size_t>(n));
+    check(cudaMemcpy(data.data(), from, data.size() * sizeof(T), cudaMemcpyDeviceToHost),
+          "reading device memory");
+    return data;
+  }
+  template <typename T>
+  void store(T* to, std::span<const T> data) const {
+    stream_.synchronize();
+    check(cudaMemcpy(to, data.data(), data.size() * sizeof(T), cudaMemcpyHostToDevice),
+          "writing device memory");
+  }
+  static std::vector<float> widened(const std::vector<uint16_t>& bits) {
+    std::vector<float> data(bits.size());
+    std::transform(bits.begin(), bits.end(), data.begin(), [](uint16_t b) { return to_float(Bf16{b}); });
+    return data;
+  }
+  static std::vector<uint16_t> rounded(std::span<const float> data) {
+    std::vector<uint16_t> bits(data.size());
+    std::transform(data.begin(), data.end(), bits.begin(), [](float x) { return to_bf16(x).bits; });
+    return bits;
+  }
+  // Canonical states are [head][dk][dv], ours [head][dv][dk].
+  static std::vector<float> transposed(std::span<const float> state) {
+    constexpr size_t n = model::kDeltaHeadDim;
+    std::vector<float> out(state.size());
+    for (size_t head = 0; head < state.size() / (n * n); ++head)
+      for (size_t i = 0; i < n; ++i)
+        for (size_t j = 0; j < n; ++j) out[(head * n + j) * n + i] = state[(head * n + i) * n + j];
+    return out;
+  }
+
+  ThreadPool pool_;
+  DeviceInfo info_;
+  int n_sms_ = 0;
+  Stream stream_;
+  std::optional<Weights> weights_;
+  std::optional<Memory> memory_;
+};
+
+}  // namespace
+}  // namespace cuda_device
+
+std::unique_ptr<Device> make_cuda_device(const DeviceOptions& options) {
+  return std::make_unique<cuda_device::CudaDevice>(options);
+}
+
+bool cuda_device_present() {
+  if (cuda_device::device_count() == 0) return false;
+  int major = 0;
+  return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess &&
+         major == cuda_device::kMajor;
+}
+
+}  // namespace lily::backend

@@ -1,0 +1,250 @@
+// The inner loop of every 4-bit decode kernel: y[row] = sum over groups of scale * (codes . x) + bias *
+// sum(x).
+//
+// Weights are records of pack/mma_q4.h (16 rows x 64 columns, 576 bytes), copied to shared memory by the copy
+// engine. Activations enter as two planes of signed bytes a group of 64: x = unit * (256 p + q), unit =
+// max|x| / 32512, exact to 2^-16 of the group's maximum. A record's words, split into low and high nibbles,
+// are the u8 A fragments of mma.m16n8k32 as they stand (low: row g, high: row g + 8), and the two planes are
+// two columns of B, so a record costs 12 integer instructions and two exact products for up to 4 activation
+// rows. Per group
+//   y += (scale * unit) * (256 p . codes + q . codes) + bias * sum(x)     in fp32, groups in rising order.
+// A warp sums a run of groups ("unit" of work), the runs of a tile are summed in rising order through shared
+// memory. The order depends on the weight's shape only, never on the number of activation rows.
+#pragma once
+
+#include "backend/cuda/kernels/device_ops.h"
+
+namespace lily::cuda {
+
+inline constexpr int kRecordBytes = 576;
+inline constexpr int kRecordCodeBytes = 512;
+inline constexpr int kTileRows = 16;
+inline constexpr int kGroupCols = 64;
+inline constexpr int kMaxRows = 8;     // activation rows of one kernel
+inline constexpr int kRowsAtOnce = 4;  // activation rows of one product
+
+// Bytes of a staged activation row: two planes, 128 bytes a group. The 32 spread the rows of a fragment over
+// the banks.
+__host__ __device__ constexpr unsigned staged_row_bytes(int cols) {
+  return static_cast<unsigned>(cols) * 2 + 32;
+}
+
+// What the sums of a group need: the unit of its planes, and the sum of its values.
+using GroupScale = float2;
+
+// Byte of column c (0 .. 63) in a group's plane: lane t = l % 4 of a B fragment finds its 16 bytes side by
+// side, in the order in which the nibbles of a record's words stand.
+__device__ __forceinline__ int staged_byte(int c) {
+  return (c & 7) >> 1 << 4 | c >> 4 << 2 | (c & 1) << 1 | (c >> 3 & 1);
+}
+
+// acc[h][i]: tile row g + 8 i (g = lane / 4), activation row lane % 4 + 4 h.
+template <int kRows>
+struct UnitSum {
+  static constexpr int kHalves = (kRows + kRowsAtOnce - 1) / kRowsAtOnce;
+  float acc[kHalves][2];
+};
+
+// records: first record in shared memory. x: staged rows at the first group, n_rows of them. scales:
+// [group][kRows].
+template <int kRows>
+__device__ __forceinline__ UnitSum<kRows> sum_groups(const unsigned char* records, int n_groups,
+                                                     const unsigned char* x, unsigned x_row_bytes,
+                                                     const GroupScale* scales) {
+  const unsigned lane = lane_id(), g = lane / 4, t = lane % 4;
+  UnitSum<kRows> total;
+#pragma unroll
+  for (auto& half : total.acc) half[0] = half[1] = 0;
+  const auto* codes_at = reinterpret_cast<const uint4*>(records) + lane;
+  const auto* sb_at = reinterpret_cast<const uint2*>(records + kRecordCodeBytes) + g;
+  // Column g of B: plane g % 2 of activation row g / 2. With one row all columns may hold it.
+  const auto* x_at =
+      reinterpret_cast<const uint4*>(x + (kRows > 1 ? g / 2 * x_row_bytes : 0u) + g % 2 * kGroupCols) + t;
+  const GroupScale* scale_at = scales + (kRows > 1 ? t : 0u);
+#pragma unroll 4
+  for (int i = 0; i < n_groups; ++i) {
+    const uint4 codes = codes_at[static_cast<size_t>(i) * (kRecordBytes / 16)];
+    const uint2 sb = sb_at[static_cast<size_t>(i) * (kRecordBytes / 8)];
+    const auto low = [](uint32_t w) { return w & 0x0f0f0f0fu; };
+    const auto high = [](uint32_t w) { return w >> 4 & 0x0f0f0f0fu; };
+    const uint32_t a[8] = {low(codes.x), high(codes.x), low(codes.y), high(codes.y),
+                           low(codes.z), high(codes.z), low(codes.w), high(codes.w)};
+#pragma unroll
+    for (int h = 0; h < UnitSum<kRows>::kHalves; ++h) {
+      const uint4 b = x_at[static_cast<size_t>(i) * (2 * kGroupCols / 16) +
+                           static_cast<size_t>(h) * (kRowsAtOnce * x_row_bytes / 16)];
+      int32_t c[4] = {0, 0, 0, 0};
+      mma_16832(c, a[0], a[1], a[2], a[3], b.x, b.y);
+      mma_16832(c, a[4], a[5], a[6], a[7], b.z, b.w);
+      const GroupScale s = scale_at[i * kRows + h * kRowsAtOnce];
+      const auto dot0 = static_cast<float>(c[0] * 256 + c[1]), dot1 = static_cast<float>(c[2] * 256 + c[3]);
+      float(&acc)[2] = total.acc[h];
+      acc[0] = fmaf(bf16_low(sb.x) * s.x, dot0, fmaf(bf16_high(sb.x), s.y, acc[0]));
+      acc[1] = fmaf(bf16_low(sb.y) * s.x, dot1, fmaf(bf16_high(sb.y), s.y, acc[1]));
+    }
+  }
+  return total;
+}
+
+// Leaves a unit's sums at partial[activation row][16 tile rows].
+template <int kRows>
+__device__ __forceinline__ void store_unit(const UnitSum<kRows>& sum, float* partial) {
+  const unsigned lane = lane_id(), g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int h = 0; h < UnitSum<kRows>::kHalves; ++h) {
+    const unsigned row = t + static_cast<unsigned>(h * kRowsAtOnce);
+    if (row >= kRows) continue;
+    partial[row * kTileRows + g] = sum.acc[h][0];
+    partial[row * kTileRows + g + 8] = sum.acc[h][1];
+  }
+}
+
+// Sum of n units' values that lie `stride` floats apart, in rising order. Loads in batches: they are
+// independent.
+__device__ __forceinline__ float sum_units(const float* partial, int n, int stride) {
+  float sum = 0;
+  for (int u = 0; u < n; u += 8) {
+    float v[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[j] = u + j < n ? partial[(u + j) * stride] : 0.0f;
+#pragma unroll
+    for (const float x : v) sum += x;
+  }
+  return sum;
+}
+
+// Stages kCount consecutive values from column `first` on (a multiple of kCount) into their group's planes.
+// Whole warps take part, 64 / kCount neighbouring lanes a group; `inside` false: the lane's values are zeros
+// and nothing is stored.
+template <int kCount>
+__device__ __forceinline__ void stage_values(const float (&v)[kCount], bool inside, int first,
+                                             unsigned char* staged, GroupScale* scales, int scale_stride) {
+  constexpr int kLanes = kGroupCols / kCount;
+  float largest = 0;
+#pragma unroll
+  for (const float x : v) largest = fmaxf(largest, fabsf(x));
+#pragma unroll
+  for (int m = 1; m < kLanes; m <<= 1)
+    largest = fmaxf(largest, shuffle_xor(largest, static_cast<unsigned>(m)));
+  const float inverse = largest > 0 ? 32512.0f / largest : 0.0f;
+  int32_t sum = 0;
+  unsigned char* group = staged + first / kGroupCols * (2 * kGroupCols);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const int32_t n = round_to_int(v[i] * inverse), p = (n + 128) >> 8;
+    sum += n;
+    const int at = staged_byte(first % kGroupCols + i);
+    if (inside) {
+      group[at] = static_cast<unsigned char>(p);
+      group[at + kGroupCols] = static_cast<unsigned char>(n - 256 * p);
+    }
+  }
+#pragma unroll
+  for (int m = 1; m < kLanes; m <<= 1) sum += shuffle_xor(sum, static_cast<unsigned>(m));
+  const float unit = largest / 32512.0f;
+  if (inside && first % kGroupCols == 0)
+    scales[first / kGroupCols * scale_stride] = make_float2(unit, unit * static_cast<float>(sum));
+}
+
+__device__ __forceinline__ void stage_eight(uint4 bits, bool inside, int first, unsigned char* staged,
+                                            GroupScale* scales, int scale_stride) {
+  const float v[8] = {bf16_low(bits.x), bf16_high(bits.x), bf16_low(bits.y), bf16_high(bits.y),
+                      bf16_low(bits.z), bf16_high(bits.z), bf16_low(bits.w), bf16_high(bits.w)};
+  stage_values(v, inside, first, staged, scales, scale_stride);
+}
+
+// Stages one bf16 activation row of n_cols (a multiple of 64), by the whole block.
+__device__ __forceinline__ void stage_bf16_row(const uint16_t* row, int n_cols, unsigned char* staged,
+                                               GroupScale* scales, int scale_stride) {
+  for (int i = static_cast<int>(threadIdx.x); (i & ~31) * 8 < n_cols; i += static_cast<int>(blockDim.x)) {
+    const bool inside = i * 8 < n_cols;
+    const uint4 v = inside ? load_l2(reinterpret_cast<const uint4*>(row) + i) : make_uint4(0, 0, 0, 0);
+    stage_eight(v, inside, 8 * i, staged, scales, scale_stride);
+  }
+}
+
+// Sum over the block in a fixed order; scratch holds one float a warp. Contains two barriers.
+__device__ __forceinline__ float block_sum(float x, float* scratch) {
+  x = warp_sum(x);
+  if (lane_id() == 0) scratch[threadIdx.x / 32] = x;
+  block_sync();
+  const unsigned n_warps = blockDim.x / 32;
+  x = lane_id() < n_warps ? scratch[lane_id()] : 0.0f;
+  x = warp_sum(x);
+  block_sync();
+  return x;
+}
+
+// RMSNorm of one row by the whole block: thread i of step k holds columns 4 (i + k * blockDim) .. + 3. At
+// most kNormSteps * blockDim * 4 columns.
+inline constexpr int kNormSteps = 2;
+struct NormPart {
+  float4 step[kNormSteps];
+};
+__device__ __forceinline__ int norm_index(int step) {
+  return static_cast<int>(threadIdx.x + static_cast<unsigned>(step) * blockDim.x);
+}
+
+// A thread's part of the norm's weight: static, so it is read before the wait.
+__device__ __forceinline__ NormPart load_norm_weight(const float* weight, int n_cols) {
+  NormPart w;
+#pragma unroll
+  for (int k = 0; k < kNormSteps; ++k)
+    w.step[k] = weight != nullptr && norm_index(k) < n_cols / 4
+                    ? reinterpret_cast<const float4*>(weight)[norm_index(k)]
+                    : make_float4(0, 0, 0, 0);
+  return w;
+}
+__device__ __forceinline__ float4 load_four(const void* row, bool f32, int i) {
+  if (f32) return load_l2(static_cast<const float4*>(row) + i);
+  const auto* p = reinterpret_cast<const uint32_t*>(row) + 2 * i;
+  const uint32_t a = load_l2(p), b = load_l2(p + 1);
+  return make_float4(bf16_low(a), bf16_high(a), bf16_low(b), bf16_high(b));
+}
+// x * rsqrt(mean(x^2) + eps) * w in fp32; zeros beyond the row.
+__device__ __forceinline__ NormPart norm_row(const void* row, bool f32, const NormPart& weight, int n_cols,
+                                             float epsilon, float* scratch) {
+  NormPart v;
+  float square = 0;
+#pragma unroll
+  for (int k = 0; k < kNormSteps; ++k) {
+    const int i = norm_index(k);
+    v.step[k] = i < n_cols / 4 ? load_four(row, f32, i) : make_float4(0, 0, 0, 0);
+    const float4 x = v.step[k];
+    square += (x.x * x.x + x.y * x.y) + (x.z * x.z + x.w * x.w);
+  }
+  const float r = reciprocal_sqrt(block_sum(square, scratch) / static_cast<float>(n_cols) + epsilon);
+#pragma unroll
+  for (int k = 0; k < kNormSteps; ++k) {
+    const float4 x = v.step[k], w = weight.step[k];
+    v.step[k] = make_float4(x.x * r * w.x, x.y * r * w.y, x.z * r * w.z, x.w * r * w.w);
+  }
+  return v;
+}
+__device__ __forceinline__ void stage_norm_part(const NormPart& part, int n_cols, unsigned char* staged,
+                                                GroupScale* scales, int scale_stride) {
+#pragma unroll
+  for (int k = 0; k < kNormSteps; ++k) {
+    const int i = norm_index(k);
+    if ((i & ~31) >= n_cols / 4) break;  // whole warps leave together
+    const float v[4] = {part.step[k].x, part.step[k].y, part.step[k].z, part.step[k].w};
+    stage_values(v, i < n_cols / 4, 4 * i, staged, scales, scale_stride);
+  }
+}
+
+// How a block's tiles are cut into units for its warps.
+struct UnitSplit {
+  int units_per_tile = 1;
+  int groups_per_unit = 1;  // the last unit of a tile may have fewer
+};
+inline UnitSplit split_units(int n_tiles, int n_groups, int n_warps) {
+  int shared_factor = n_warps;  // the power-of-two part that tiles and warps have in common
+  while (n_tiles % shared_factor != 0) shared_factor /= 2;
+  const int wanted = n_warps / shared_factor;
+  UnitSplit s;
+  s.groups_per_unit = (n_groups + wanted - 1) / wanted;
+  s.units_per_tile = (n_groups + s.groups_per_unit - 1) / s.groups_per_unit;
+  return s;
+}
+
+}  // namespace lily::cuda

@@ -1,0 +1,151 @@
+#include "backend/cuda/lower.h"
+
+#include <algorithm>
+#include <variant>
+
+#include "backend/cuda/kernels/attention_decode.h"
+#include "backend/cuda/kernels/tokens.h"
+#include "backend/cuda/prefill_delta.h"
+#include "backend/cuda/prefill_routing.h"
+#include "base/error.h"
+
+namespace lily::cuda {
+namespace {
+
+template <typename T>
+const T* op_at(const plan::Plan& plan, int i) {
+  if (i < 0 || i >= static_cast<int>(plan.ops.size())) return nullptr;
+  return std::get_if<T>(&plan.ops[static_cast<size_t>(i)]);
+}
+
+// The router in front of an expert op, whose logits let the kernels choose the experts themselves.
+const plan::NormRouter* router_before(const Run& run, int i, int distance, plan::ValueId ids) {
+  if (run.exact_values() || run.chunk()) return nullptr;
+  const auto* router = op_at<plan::NormRouter>(run.plan, i - distance);
+  return router != nullptr && router->ids == ids ? router : nullptr;
+}
+
+void embed(const Run& run, const plan::Embed& op) {
+  const DeviceWeight& w = run.weights.get({model::Weight::embed, model::kNoLayer});
+  EmbedRows p;
+  p.codes = reinterpret_cast<const uint32_t*>(w.codes);
+  p.scales = w.scales;
+  p.biases = w.biases;
+  p.rope_frequency = run.weights.rope_frequency();
+  p.hidden = run.plan.dims.hidden;
+  p.vocab = run.plan.dims.vocab;
+  p.rows = run.step.n_rows();
+  p.step = run.step.view();
+  p.y = run.data<void>(op.y);
+  p.y_f32 = run.is_f32(op.y);
+  launch_embed_rows(p, run.stream);
+}
+
+void gather(const Run& run, const plan::GatherRows& op) {
+  if (run.step.n_outputs() == 0) return;
+  GatherRows p;
+  p.x = run.data<void>(op.x);
+  p.y = run.data<void>(op.y);
+  p.row_bytes = static_cast<int>(run.stride(op.x)) * type_bytes(run.plan.value(op.x).type);
+  p.outputs = run.step.n_outputs();
+  p.step = run.step.view();
+  launch_gather_rows(p, run.stream);
+}
+
+// Launches op i; returns how many ops that did.
+int launch_op(const Run& run, int i) {
+  const bool chunk = run.chunk();
+  const auto refused = [](const char* kind) {
+    fail(Fault::user,
+         "the cuda backend has no kernel for '{}' on its own; use its default policy, or --backend cpu",
+         kind);
+  };
+  return std::visit(
+      plan::overloaded{
+          [&](const plan::Embed& op) { return embed(run, op), 1; },
+          [&](const plan::GatherRows& op) { return gather(run, op), 1; },
+          [&](const plan::NormLinear& op) {
+            const int rows = run.rows_of(op.x);
+            if (rows == 0) return 1;
+            if (chunk && op.weights.front().weight != model::Weight::lm_head)
+              return norm_linear_chunk(run, op), 1;
+            const LinearSource x{run.data<void>(op.x), run.stride(op.x), run.is_f32(op.x),
+                                 run.weights.get(op.norm).vector};
+            return linear_rows(run, x, op.weights, op.y, rows), 1;
+          },
+          [&](const plan::LinearAdd& op) {
+            return chunk ? linear_add_chunk(run, op) : linear_add_rows(run, op), 1;
+          },
+          [&](const plan::DeltaMixer& op) { return chunk ? delta_chunk(run, op) : delta_rows(run, op), 1; },
+          [&](const plan::QkPrepare& op) {
+            if (chunk) return qk_prepare_chunk(run, op), 1;
+            const auto* attention = op_at<plan::GatedAttention>(run.plan, i + 1);
+            if (attention != nullptr && attention->q == op.q && !run.exact_values())
+              return attention_rows(run, *attention, &op), 2;
+            return qk_prepare_rows(run, op), 1;
+          },
+          [&](const plan::GatedAttention& op) {
+            return chunk ? attention_chunk(run, op) : attention_rows(run, op, nullptr), 1;
+          },
+          [&](const plan::NormRouter& op) {
+            if (chunk) return router_chunk(run, op), 1;
+            const auto* next = op_at<plan::ExpertsGateUp>(run.plan, i + 1);
+            return router_rows(run, op,
+                               next == nullptr || router_before(run, i + 1, 1, next->routing.ids) == nullptr),
+                   1;
+          },
+          [&](const plan::ExpertsGateUp& op) {
+            return chunk ? gate_up_chunk(run, op)
+                         : gate_up_rows(run, op, router_before(run, i, 1, op.routing.ids)),
+                   1;
+          },
+          [&](const plan::ExpertsDownCombine& op) {
+            return chunk ? down_chunk(run, op) : down_rows(run, op, router_before(run, i, 2, op.routing.ids)),
+                   1;
+          },
+          [&](const plan::GreedyToken& op) { return choose_token(run, op.logits, op.token, false), 1; },
+          [&](const plan::SampleToken& op) { return choose_token(run, op.logits, op.token, true), 1; },
+          [&](const plan::TopCandidates& op) { return choose_candidates(run, op), 1; },
+          [&](const auto&) { return refused(plan::kind_name(run.plan.ops[static_cast<size_t>(i)])), 1; },
+      },
+      run.plan.ops[static_cast<size_t>(i)]);
+}
+
+}  // namespace
+
+Extra::Extra(const plan::Plan& plan) {
+  const model::Dims& d = plan.dims;
+  const auto rows = static_cast<size_t>(plan.shape.rows),
+             outputs = static_cast<size_t>(std::max(plan.shape.outputs, 1));
+  const int attention_rows = std::min(plan.shape.rows, kAttentionRows);
+  attention_partial = DeviceMemory(attention_partial_floats(attention_rows, d.n_q_heads) * 4);
+  attention_counters = DeviceMemory(static_cast<size_t>(attention_rows * d.n_q_heads) * 4);
+  check(cudaMemset(attention_counters.get(), 0, attention_counters.n_bytes()), "clearing counters");
+  if (plan.shape.ending != plan::Ending::none && plan.shape.ending != plan::Ending::logits) {
+    chunk_max = DeviceMemory(outputs * kChunks * 4);
+    chunk_id = DeviceMemory(outputs * kChunks * 4);
+    chunk_sum = DeviceMemory(outputs * kChunks * 4);
+    if (plan.shape.ending == plan::Ending::sampled)
+      sample_weights = DeviceMemory(outputs * static_cast<size_t>(d.vocab) * 8);
+  }
+  if (plan.shape.phase == plan::Phase::decode) return;
+  const auto hidden = static_cast<size_t>(d.hidden), listed = 9 * rows;
+  normed = DeviceMemory(rows * hidden * 2);
+  expert_act = DeviceMemory(listed * static_cast<size_t>(d.expert_width) * 2);
+  expert_y = DeviceMemory(listed * hidden * 2);
+  expert_rows = DeviceMemory(static_cast<size_t>(d.n_experts) * 4);
+  token_of_row = DeviceMemory(listed * 4);
+  row_weight = DeviceMemory(listed * 4);
+  row_of_choice = DeviceMemory(8 * rows * 4);
+  tiles =
+      DeviceMemory(static_cast<size_t>(max_expert_tiles(plan.shape.rows, d.n_experts)) * sizeof(ExpertTile));
+  n_tiles = DeviceMemory(4);
+  shared_weight = DeviceMemory(rows * 4);
+  delta = DeviceMemory(delta_scratch_bytes(plan.shape.rows, d.n_key_heads, d.n_value_heads));
+}
+
+void launch_ops(const Run& run, int first, int last) {
+  for (int i = first; i < last;) i += launch_op(run, i);
+}
+
+}  // namespace lily::cuda

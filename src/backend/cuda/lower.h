@@ -1,0 +1,89 @@
+// From ops to kernel launches: one exhaustive switch (lower.cc) over what a step's rows call for. Decode
+// rows, one a sequence and at most 8, take the kernels of kernels/*_decode.h; chunks of a prompt those of
+// prefill_*.h. Where values must be what the plan says (diff and tests), chunks take the decode kernels too,
+// 8 rows at a time: slower, and every value is written.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cuda/buffer.h"
+#include "backend/cuda/memory.h"
+#include "backend/cuda/step_inputs.h"
+#include "backend/cuda/weights.h"
+#include "plan/plan.h"
+
+namespace lily::cuda {
+
+// Scratch beyond the plan's values, sized for the plan's bounds.
+struct Extra {
+  explicit Extra(const plan::Plan& plan);
+
+  static constexpr int kAttentionRows = 64;            // rows of one attention launch
+  DeviceMemory attention_partial, attention_counters;  // counters are zero between launches
+  DeviceMemory chunk_max, chunk_id, chunk_sum, sample_weights;
+  DeviceMemory normed;                // [rows, hidden] bf16
+  DeviceMemory expert_act, expert_y;  // [9 rows, width], [9 rows, hidden] bf16
+  DeviceMemory expert_rows, token_of_row, row_weight, row_of_choice, tiles, n_tiles, shared_weight;
+  DeviceMemory delta;  // blocks of the delta rule
+};
+
+struct Run {
+  const plan::Plan& plan;
+  const Weights& weights;
+  const Memory& memory;
+  const StepBuffer& step;
+  const Extra& extra;
+  std::byte* arena;
+  cudaStream_t stream;
+  int n_sms;
+  bool alone;  // ops run one by one (run_ops): none may leave work to its neighbour
+
+  bool exact_values() const { return alone || plan.options.keep_values; }
+  bool decode_rows() const { return step.n_rows() <= 8 && step.one_row_each(); }
+  bool chunk() const { return !decode_rows() && !exact_values(); }
+  int rows_of(plan::ValueId value) const {
+    return plan.value(value).rows == plan::RowSpace::outputs ? step.n_outputs() : step.n_rows();
+  }
+  template <typename T>
+  T* data(plan::ValueId value) const {
+    return reinterpret_cast<T*>(arena + plan.placement[static_cast<size_t>(value)].offset);
+  }
+  uint16_t* bf16(const plan::View& view) const { return data<uint16_t>(view.value) + view.first_col; }
+  int64_t stride(plan::ValueId value) const { return plan.value(value).cols; }
+  bool is_f32(plan::ValueId value) const { return plan.value(value).type == plan::Type::f32; }
+};
+
+// Launches ops [first, last) in order.
+void launch_ops(const Run& run, int first, int last);
+
+// ---- by op, for lower.cc (lower_decode.cc, lower_prefill.cc, lower_simple.cc)
+struct LinearSource {
+  const void* x;
+  int64_t stride;
+  bool f32;
+  const float* norm;  // null: none
+};
+void linear_rows(const Run& run, const LinearSource& x, const std::vector<model::WeightId>& weights,
+                 plan::ValueId y, int rows);
+void linear_add_rows(const Run& run, const plan::LinearAdd& op);
+void delta_rows(const Run& run, const plan::DeltaMixer& op);
+void qk_prepare_rows(const Run& run, const plan::QkPrepare& op);
+// With `prepare`, the fused op in front is done here as well.
+void attention_rows(const Run& run, const plan::GatedAttention& op, const plan::QkPrepare* prepare);
+void router_rows(const Run& run, const plan::NormRouter& op, bool choose);
+// `logits`: the router's, if the kernels are to choose the experts from them.
+void gate_up_rows(const Run& run, const plan::ExpertsGateUp& op, const plan::NormRouter* router);
+void down_rows(const Run& run, const plan::ExpertsDownCombine& op, const plan::NormRouter* router);
+void choose_token(const Run& run, plan::ValueId logits, plan::ValueId token, bool sampled);
+void choose_candidates(const Run& run, const plan::TopCandidates& op);
+
+void norm_linear_chunk(const Run& run, const plan::NormLinear& op);
+void linear_add_chunk(const Run& run, const plan::LinearAdd& op);
+void delta_chunk(const Run& run, const plan::DeltaMixer& op);
+void qk_prepare_chunk(const Run& run, const plan::QkPrepare& op);
+void attention_chunk(const Run& run, const plan::GatedAttention& op);
+void router_chunk(const Run& run, const plan::NormRouter& op);
+void gate_up_chunk(const Run& run, const plan::ExpertsGateUp& op);
+void down_chunk(const Run& run, const plan::ExpertsDownCombine& op);
+
+}  // namespace lily::cuda

@@ -1,0 +1,58 @@
+// A plan made executable. A decode step is one CUDA graph, captured when a number of rows is first seen and
+// replayed from then on; chunks of prompts are launched kernel by kernel. Ids travel from step to step on the
+// device; the host gets a copy, and waits for it one step late if it likes.
+#pragma once
+
+#include <array>
+#include <map>
+#include <memory>
+#include <tuple>
+#include <vector>
+
+#include "backend/backend.h"
+#include "backend/cuda/lower.h"
+
+namespace lily::cuda {
+
+class CudaProgram final : public backend::Program {
+ public:
+  // All references outlive the program.
+  CudaProgram(plan::Plan plan, const Weights& weights, const Memory& memory, const Stream& stream, int n_sms);
+  ~CudaProgram() override;
+
+  const plan::Plan& plan() const override { return plan_; }
+  void submit(const backend::StepInputs& inputs) override;
+  backend::StepOutputs wait() override;
+  std::vector<float> read(plan::ValueId value) override;
+  void write(plan::ValueId value, std::span<const float> data) override;
+  void run_ops(const backend::StepInputs& inputs, int first, int last) override;
+
+ private:
+  // One of the two steps in flight.
+  struct Slot {
+    Slot(const plan::Plan& plan, const Memory& memory) : step(plan, memory) {}
+    StepBuffer step;
+    Event copied, done;
+    PinnedMemory outputs;  // as collect() places them
+    backend::StepOutputs view;
+    std::map<std::tuple<int, int, int>, cudaGraphExec_t> graphs;  // by rows, outputs, n_tokens
+  };
+
+  Run run_of(const Slot& slot, bool alone) const;
+  void launch(Slot& slot);
+  void collect(Slot& slot);
+
+  const plan::Plan plan_;
+  const Weights& weights_;
+  const Memory& memory_;
+  const Stream& stream_;
+  Stream copies_;
+  const int n_sms_;
+  Extra extra_;
+  DeviceMemory arena_;
+  std::array<std::unique_ptr<Slot>, 2> slots_;
+  int64_t n_submitted_ = 0, n_waited_ = 0;
+  int rows_ = 0, outputs_ = 0;  // of the last step
+};
+
+}  // namespace lily::cuda

@@ -1,0 +1,93 @@
+#include "backend/cpu/executor.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <numeric>
+#include <vector>
+
+namespace lily::backend::cpu {
+namespace {
+
+// A step of one row of a plan without ops; the phases below look at nothing in it.
+struct Fixture {
+  plan::Plan plan{.dims = model::lily_tiny(), .shape = {.rows = 1, .context = 64}};
+  Memory memory{plan.dims, {.n_state_slots = 1, .n_kv_blocks = 1}, plan::FloatType::bf16};
+  Step step{plan, memory};
+  ThreadPool pool;
+  Executor executor{pool};
+  Scratch scratch;
+
+  explicit Fixture(int n_threads) : pool(n_threads), scratch(n_threads) { scratch.reserve(0, 64); }
+  void run(const std::vector<Phase>& phases, const std::vector<std::vector<size_t>>& together) {
+    std::vector<Interval> intervals;
+    for (const auto& indices : together) {
+      intervals.emplace_back();
+      for (const size_t i : indices) intervals.back().phases.push_back(&phases[i]);
+    }
+    executor.reserve(intervals.size());
+    executor.run(intervals, step, scratch);
+  }
+};
+
+class ExecutorTest : public testing::TestWithParam<int> {};
+
+TEST_P(ExecutorTest, EveryUnitRunsOnceAndAfterTheIntervalsBeforeIt) {
+  Fixture f(GetParam());
+  constexpr int64_t kUnits[] = {1, 0, 57, 3, 200};
+  for (int round = 0; round < 50; ++round) {
+    std::vector<std::vector<std::atomic<int>>> seen;
+    std::atomic<int64_t> done{0};
+    std::vector<Phase> phases;
+    for (const int64_t n : kUnits) seen.emplace_back(static_cast<size_t>(n));
+    // Phases 0 to 2 run together, then 3, then 4.
+    const int64_t before[] = {0, 0, 0, 58, 61};
+    for (size_t i = 0; i < 5; ++i) {
+      phases.push_back({[&, i](const Step&) { return kUnits[i]; },
+                        [&, i](const Step&, Worker&, int64_t unit) {
+                          EXPECT_GE(done.load(), before[i]);
+                          seen[i][static_cast<size_t>(unit)].fetch_add(1);
+                          done.fetch_add(1);
+                        },
+                        {}});
+    }
+    f.run(phases, {{0, 1, 2}, {3}, {}, {4}});
+    for (const auto& phase : seen)
+      EXPECT_TRUE(std::ranges::all_of(phase, [](const std::atomic<int>& n) { return n.load() == 1; }));
+    EXPECT_EQ(done.load(), std::accumulate(std::begin(kUnits), std::end(kUnits), int64_t{0}));
+  }
+}
+
+TEST_P(ExecutorTest, AThreadPreparesOnceBeforeItsFirstUnitOfAPhase) {
+  Fixture f(GetParam());
+  const auto n_threads = static_cast<size_t>(GetParam());
+  std::vector<std::vector<int>> prepared(2, std::vector<int>(n_threads, 0));
+  std::vector<std::vector<int>> ran(prepared);
+  std::vector<Phase> phases;
+  for (size_t i = 0; i < 2; ++i) {
+    phases.push_back({[](const Step&) { return int64_t{40}; },
+                      [&, i](const Step&, Worker& worker, int64_t) {
+                        const auto thread = static_cast<size_t>(worker.thread);
+                        EXPECT_EQ(prepared[i][thread], 1);
+                        // What the other phase prepared is gone.
+                        EXPECT_EQ(*reinterpret_cast<size_t*>(worker.scratch), i);
+                        ++ran[i][thread];
+                      },
+                      [&, i](const Step&, Worker& worker) {
+                        ++prepared[i][static_cast<size_t>(worker.thread)];
+                        *reinterpret_cast<size_t*>(worker.scratch) = i;
+                      }});
+  }
+  f.run(phases, {{0, 1}});
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(std::accumulate(ran[i].begin(), ran[i].end(), 0), 40);
+    for (size_t thread = 0; thread < n_threads; ++thread)
+      EXPECT_EQ(prepared[i][thread], ran[i][thread] > 0 ? 1 : 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Threads, ExecutorTest, testing::Values(1, 2, 5));
+
+}  // namespace
+}  // namespace lily::backend::cpu

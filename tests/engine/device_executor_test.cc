@@ -1,0 +1,159 @@
+#include "engine/device_executor.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+
+#include "base/error.h"
+#include "model/dims.h"
+
+namespace lily::engine {
+namespace {
+
+using plan::Ending;
+using plan::Phase;
+
+plan::Policy gpu_policy() {
+  plan::Policy p;
+  p.activation = plan::FloatType::bf16;
+  p.tokens_stay_on_device = true;
+  return p;
+}
+
+constexpr int64_t kGiB = int64_t{1} << 30;
+
+std::string message(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.fault(), Fault::user);
+    return e.what();
+  }
+  return "no error";
+}
+
+// The published sizes of the real model.
+TEST(Memory, OneSequenceOfTheRealModelTakesWhatIsPublished) {
+  const model::Dims dims = model::qwen36_35b_a3b();
+  EXPECT_EQ(state_slot_bytes(dims, gpu_policy()), 64'389'120);
+  EXPECT_EQ(kv_block_bytes(dims, gpu_policy()), 64 * 20'480);
+  plan::Policy f32 = gpu_policy();
+  f32.kv = plan::FloatType::f32;
+  EXPECT_EQ(kv_block_bytes(dims, f32), 2 * 64 * 20'480);
+}
+
+TEST(Memory, EverythingStaysWithinTheBudget) {
+  const model::Dims dims = model::qwen36_35b_a3b();
+  const int64_t weights = 19'508'787'456;
+  for (const int64_t budget : {20 * kGiB, 24 * kGiB, 30 * kGiB, 64 * kGiB, 128 * kGiB})
+    for (const int n : {1, 2, 4}) {
+      const MemoryPlan plan =
+          plan_memory(dims, gpu_policy(), 0, weights, {.budget_bytes = budget, .max_sequences = n});
+      EXPECT_LE(plan.total_bytes(), budget);
+      EXPECT_GE(plan.context, 64);
+      EXPECT_LE(plan.context, dims.max_positions);
+      EXPECT_GE(plan.spec.n_kv_blocks * 64, plan.context * n);
+      EXPECT_GE(plan.spec.n_state_slots, 3 * n);
+      if (plan.context < dims.max_positions)  // nothing is left unused but what a block for each would need
+        EXPECT_LT(budget - plan.total_bytes(),
+                  n * kv_block_bytes(dims, gpu_policy()) + state_slot_bytes(dims, gpu_policy()));
+    }
+}
+
+TEST(Memory, TheDevicesMemoryIsTheBudgetIfNoneIsGiven) {
+  const MemoryPlan plan = plan_memory(model::qwen36_35b_a3b(), gpu_policy(), 32 * kGiB, 19'508'787'456, {});
+  EXPECT_EQ(plan.budget_bytes, 32 * kGiB);
+  EXPECT_LE(plan.total_bytes(), 32 * kGiB);
+  EXPECT_GT(plan.context, 100'000);
+}
+
+TEST(Memory, TheCacheHasStatesBeforeTheContextTakesAll) {
+  const MemoryPlan plan = plan_memory(model::qwen36_35b_a3b(), gpu_policy(), 22 * kGiB, 19'508'787'456, {});
+  EXPECT_EQ(plan.spec.n_state_slots, 3 + 8);
+  EXPECT_LT(plan.context, 262'144);
+  EXPECT_GT(plan.context, 100'000);
+}
+
+TEST(Memory, RefusalsNameWhatFits) {
+  const model::Dims dims = model::qwen36_35b_a3b();
+  const auto plan = [&](const MemoryOptions& options) {
+    return plan_memory(dims, gpu_policy(), 0, 19'508'787'456, options);
+  };
+  const std::string little = message([&] { plan({.budget_bytes = 8 * kGiB}); });
+  EXPECT_NE(little.find("8.00 GiB"), std::string::npos) << little;
+  EXPECT_NE(little.find("at least"), std::string::npos) << little;
+
+  const std::string context = message([&] { plan({.budget_bytes = 21 * kGiB, .context = 262144}); });
+  EXPECT_NE(context.find("262144"), std::string::npos) << context;
+  // The number that it names does fit, and a block more does not.
+  const int fits = std::stoi(context.substr(context.find("one of ") + 7));
+  EXPECT_EQ(plan({.budget_bytes = 21 * kGiB, .context = fits}).context, fits);
+  EXPECT_NE(message([&] { plan({.budget_bytes = 21 * kGiB, .context = fits + 64}); }), "no error");
+
+  const std::string sequences =
+      message([&] { plan({.budget_bytes = 24 * kGiB, .context = 65536, .max_sequences = 8}); });
+  EXPECT_NE(sequences.find("8 sequences of 65536 tokens"), std::string::npos) << sequences;
+  const size_t at = sequences.find("; ") + 2;
+  const int n = std::stoi(sequences.substr(at));
+  EXPECT_EQ(plan({.budget_bytes = 24 * kGiB, .context = 65536, .max_sequences = n}).max_sequences, n);
+
+  EXPECT_NE(message([&] { plan({.context = 300'000}); }).find("262144"), std::string::npos);
+  EXPECT_NE(message([&] { plan({.context = -1}); }), "no error");
+  EXPECT_NE(message([&] { plan({.max_sequences = 0}); }), "no error");
+}
+
+Step step_of(Phase phase, Ending ending, int n_rows, int position, int n_sequences = 1) {
+  Step step{.phase = phase, .ending = ending};
+  for (int s = 0; s < n_sequences; ++s) {
+    step.segments.push_back({.first_row = s * n_rows, .n_rows = n_rows, .position = position});
+    step.tokens.insert(step.tokens.end(), static_cast<size_t>(n_rows), 0);
+    if (ending != Ending::none) step.output_rows.push_back((s + 1) * n_rows - 1);
+  }
+  return step;
+}
+
+Limits limits() { return {.max_context = 262144, .max_chunk_rows = 2048, .max_decode_rows = 8}; }
+
+TEST(ShapeClass, HoldsItsStepAndThereAreFewClasses) {
+  const plan::Policy policy = gpu_policy();
+  std::vector<plan::Shape> seen;
+  for (int rows = 1; rows <= 2048; ++rows) {
+    const plan::Shape shape = shape_class(step_of(Phase::prefill, Ending::greedy, rows, 0), limits(), policy);
+    EXPECT_GE(shape.rows, rows);
+    EXPECT_LE(shape.rows, 2048);
+    EXPECT_EQ(shape.outputs, 1);
+    if (std::find(seen.begin(), seen.end(), shape) == seen.end()) seen.push_back(shape);
+  }
+  EXPECT_EQ(seen.size(), 10u);  // 1, 8, 16, ... 2048
+  for (int n = 1; n <= 8; ++n) {
+    const plan::Shape shape =
+        shape_class(step_of(Phase::decode, Ending::sampled, 1, 10, n), limits(), policy);
+    EXPECT_GE(shape.rows, n);
+    EXPECT_LE(shape.rows, 8);
+    EXPECT_EQ(shape.outputs, shape.rows);
+  }
+}
+
+TEST(ShapeClass, AChunkOfOneRowIsADecodeStep) {
+  const plan::Policy policy = gpu_policy();
+  EXPECT_EQ(shape_class(step_of(Phase::prefill, Ending::greedy, 1, 5), limits(), policy),
+            shape_class(step_of(Phase::decode, Ending::greedy, 1, 5), limits(), policy));
+  EXPECT_EQ(shape_class(step_of(Phase::prefill, Ending::none, 1, 5), limits(), policy).outputs, 0);
+}
+
+TEST(ShapeClass, TheLongContextPathIsForLongContexts) {
+  const plan::Policy policy = gpu_policy();
+  for (const int position : {0, 100, 4095, 4096, 20000, 32766, 32767, 32768, 100000, 262143}) {
+    const plan::Shape shape =
+        shape_class(step_of(Phase::decode, Ending::greedy, 1, position), limits(), policy);
+    EXPECT_GE(shape.context, position + 1);
+    EXPECT_LE(shape.context, 262144);
+    EXPECT_EQ(shape.context >= policy.fixed_blocks_from_context,
+              position + 1 >= policy.fixed_blocks_from_context)
+        << position;
+  }
+}
+
+}  // namespace
+}  // namespace lily::engine
