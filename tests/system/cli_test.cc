@@ -116,7 +116,7 @@ TEST(Usage, MistakesExitWith2AndOneLine) {
 }
 
 TEST(Usage, EveryCommandHasHelpWithExamples) {
-  for (const char* command : {"run", "inspect", "plan", "eval", "diff", "synth"}) {
+  for (const char* command : {"run", "inspect", "plan", "eval", "diff", "synth", "bench"}) {
     const Outcome run = lily(std::string(command) + " --help");
     EXPECT_EQ(run.exit_code, 0);
     EXPECT_NE(run.out.find("Examples:"), std::string::npos) << command;
@@ -172,6 +172,18 @@ TEST(Synth, WritesACheckpointThatInspectAccepts) {
   EXPECT_TRUE(Json::parse(run.out)["problems"].empty());
   EXPECT_EQ(lily("synth --shape lily-tiny " + folder.string()).exit_code, 2);  // never overwrites
   fs::remove_all(folder);
+}
+
+TEST(Bench, MeasuresBothPhases) {
+  const Json json = Json::parse(lily("bench " + kTiny + "--lengths 32,64 --rounds 2 --tokens 8 --json").out);
+  expect_keys(json, {"device", "model", "results"});
+  ASSERT_EQ(json["results"].size(), 4u);
+  for (const Json& result : json["results"]) {
+    expect_keys(result, {"phase", "length", "tok_s", "bytes_per_token", "gb_s", "roofline_share", "disabled"});
+    EXPECT_GT(result["tok_s"]["min"], 0);
+    EXPECT_LE(result["tok_s"]["min"], result["tok_s"]["median"]);
+    EXPECT_LE(result["tok_s"]["median"], result["tok_s"]["max"]);
+  }
 }
 
 TEST(Version, NamesBackendsAndDevices) {
