@@ -121,15 +121,14 @@ int run(const Options& o) {
   const double load_s = now_s() - load_start_s;
   const std::string backend = model.device().info().backend;
   const int n_threads = o.model.threads > 0 ? o.model.threads : physical_cores();
-  const std::optional<double> read_gb_s =
-      backend == "cpu" ? std::optional(measure_read_rate(n_threads)) : std::nullopt;
+  const double read_gb_s = backend == "cpu" ? measure_read_rate(n_threads) : 0;  // 0: not measured
 
   engine::Engine engine(model.make_executor());
   std::mt19937 random(1);
   Json results = Json::array();
   if (!o.json) {
     fmt::print("{} on {} ({}), loaded in {:.1f} s\n", folder, backend, model.device().info().name, load_s);
-    if (read_gb_s) fmt::print("memory is read at {:.1f} GB/s\n", *read_gb_s);
+    if (read_gb_s > 0) fmt::print("memory is read at {:.1f} GB/s\n", read_gb_s);
     fmt::print("{:8} {:>7} {:>10} {:>21} {:>10} {:>8}\n", "phase", "length", "tok/s", "min .. max", "GB/s",
                "share");
   }
@@ -155,20 +154,20 @@ int run(const Options& o) {
         result["bytes_per_token"] = nullptr;
         result["gb_s"] = nullptr;
       }
-      result["roofline_share"] = is_decode && read_gb_s ? Json(gb_s / *read_gb_s) : Json();
+      result["roofline_share"] = is_decode && read_gb_s > 0 ? Json(gb_s / read_gb_s) : Json();
       result["disabled"] = o.model.disable;
       results.push_back(result);
       if (!o.json)
         fmt::print("{:8} {:>7} {:>10.0f} {:>21} {:>10} {:>8}\n", phase, length, tok_s.median,
                    fmt::format("{:.0f} .. {:.0f}", tok_s.min, tok_s.max),
                    is_decode ? fmt::format("{:.1f}", gb_s) : "",
-                   is_decode && read_gb_s ? fmt::format("{:.0f} %", gb_s / *read_gb_s * 100) : "");
+                   is_decode && read_gb_s > 0 ? fmt::format("{:.0f} %", gb_s / read_gb_s * 100) : "");
     }
   }
   if (o.json) {
     const Json device = {{"name", model.device().info().name},
                          {"kind", backend},
-                         {"read_gb_s", read_gb_s ? Json(*read_gb_s) : Json()}};
+                         {"read_gb_s", read_gb_s > 0 ? Json(read_gb_s) : Json()}};
     fmt::print("{}\n",
                Json{{"device", device}, {"model", folder}, {"load_s", load_s}, {"results", results}}.dump(2));
   }
