@@ -106,6 +106,7 @@ struct DeviceInfo {
   std::string backend;       // "cpu"
   std::string name;          // "AMD EPYC, 2 threads, AVX-512 VNNI"
   int64_t memory_bytes = 0;  // what weights, state and KV may take in all
+  bool keeps_values = true;  // Options::keep_values, Program::read, write and run_ops work
 };
 
 // Called now and then from the loading thread; false cancels (Error "interrupted").

@@ -121,7 +121,7 @@ Json against_goldens(const Options& o, const model::Checkpoint& checkpoint, int3
                                                       progress_of("long prompt")));
   }
   const auto layers = std::filesystem::path(o.goldens) / "layers.safetensors";
-  if (std::filesystem::exists(layers)) {
+  if (subject.model.device().info().keeps_values && std::filesystem::exists(layers)) {
     // Without fusions, so that as many values as possible stay in memory.
     plan::Policy plain = subject.model.policy();
     plain.prefill = plain.decode = {};

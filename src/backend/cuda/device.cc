@@ -28,6 +28,7 @@ class CudaDevice final : public Device {
     cudaDeviceProp p{};
     check(cudaGetDeviceProperties(&p, 0), "reading the device's properties");
     info_.backend = "cuda";
+    info_.keeps_values = false;
     info_.name = fmt::format("{}, {} multiprocessors", p.name, p.multiProcessorCount);
     info_.memory_bytes = static_cast<int64_t>(p.totalGlobalMem);
     n_sms_ = p.multiProcessorCount;
