@@ -85,7 +85,8 @@ class CudaDevice final : public Device {
   }
 
   void reserve(const MemorySpec& memory, const plan::Policy& policy) override {
-    LILY_CHECK(policy.kv == plan::FloatType::bf16, "the cuda backend keeps KV in bf16");
+    if (policy.kv != plan::FloatType::bf16)
+      fail(Fault::user, "the cuda backend keeps keys and values in bf16, not fp32; leave --kv out");
     memory_.reset();  // the old one first: both might not fit
     memory_.emplace(weights().dims(), memory);
   }
