@@ -179,7 +179,8 @@ TEST(Bench, MeasuresBothPhases) {
   expect_keys(json, {"device", "model", "results"});
   ASSERT_EQ(json["results"].size(), 4u);
   for (const Json& result : json["results"]) {
-    expect_keys(result, {"phase", "length", "tok_s", "bytes_per_token", "gb_s", "roofline_share", "disabled"});
+    expect_keys(result,
+                {"phase", "length", "tok_s", "bytes_per_token", "gb_s", "roofline_share", "disabled"});
     EXPECT_GT(result["tok_s"]["min"], 0);
     EXPECT_LE(result["tok_s"]["min"], result["tok_s"]["median"]);
     EXPECT_LE(result["tok_s"]["median"], result["tok_s"]["max"]);

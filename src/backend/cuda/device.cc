@@ -94,7 +94,8 @@ class CudaDevice final : public Device {
   std::unique_ptr<Program> compile(plan::Plan plan) override {
     if (plan.options.keep_values)
       fail(Fault::user,
-           "the cuda backend does not keep the values between ops; compare it with `lily eval`, or use --backend cpu");
+           "the cuda backend does not keep the values between ops; compare it with `lily eval`, or use "
+           "--backend cpu");
     return std::make_unique<CudaProgram>(std::move(plan), weights(), memory(), stream_, n_sms_);
   }
 
