@@ -79,11 +79,19 @@ Answer Assistant::answer(const std::vector<text::Message>& messages, const nlohm
                                                    {.add_generation_prompt = true,
                                                     .enable_thinking = options.think,
                                                     .preserve_thinking = options.preserve_thinking});
-  engine::GenerateRequest request{.prompt = text::tokenize(prompt, *tokenizer_),
-                                  .session = "chat",
-                                  .sampling = sampling(options),
-                                  .stop_ids = checkpoint_->config().stop_ids,
-                                  .max_tokens = options.max_tokens};
+  // The next turn begins as this prompt does up to its generation prompt: a state kept there is not read
+  // again.
+  const text::RenderedPrompt stable = text::render(messages, tools,
+                                                   {.add_generation_prompt = false,
+                                                    .enable_thinking = options.think,
+                                                    .preserve_thinking = options.preserve_thinking});
+  engine::GenerateRequest request{
+      .prompt = text::tokenize(prompt, *tokenizer_),
+      .session = "chat",
+      .n_stable = static_cast<int32_t>(text::tokenize(stable, *tokenizer_).size()),
+      .sampling = sampling(options),
+      .stop_ids = checkpoint_->config().stop_ids,
+      .max_tokens = options.max_tokens};
   Answer answer{.seed = request.sampling.seed};
 
   const text::ToolSet tool_set(tools);
@@ -115,6 +123,8 @@ Answer Assistant::answer(const std::vector<text::Message>& messages, const nlohm
       if (answer.stop_string >= 0) generation.cancel();
     } else if (const auto* finished = std::get_if<engine::Finished>(&*event)) {
       if (finished->finish == engine::Finish::error) throw Error(finished->fault, finished->error);
+      if (finished->finish == engine::Finish::cancelled && !interrupted() && answer.stop_string < 0)
+        fail(Fault::device, "the answer was given up because its output was not taken in time");
       answer.finish = finished->finish;
       answer.usage = finished->usage;
       answer.timings = finished->timings;

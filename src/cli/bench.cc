@@ -44,16 +44,18 @@ double measure_read_rate(int n_threads) {
   constexpr size_t kBytes = size_t{1} << 30;
   ThreadPool pool(n_threads);
   std::vector<uint64_t> words(kBytes / 8);
-  const size_t share = words.size() / static_cast<size_t>(n_threads);
+  const size_t share = words.size() / static_cast<size_t>(n_threads) / 8 * 8;
   std::vector<uint64_t> sums(static_cast<size_t>(n_threads));
   const auto pass = [&](bool write) {
     pool.run([&](int thread) {
       const auto part = std::span(words).subspan(static_cast<size_t>(thread) * share, share);
-      uint64_t sum = 0;
+      uint64_t sum[8] = {};  // independent, so that memory is what is waited for
       if (write) std::fill(part.begin(), part.end(), static_cast<uint64_t>(thread) + 1);  // first touch
       else
-        for (const uint64_t word : part) sum += word;
-      sums[static_cast<size_t>(thread)] = sum;
+        for (size_t i = 0; i + 8 <= part.size(); i += 8)
+          for (size_t j = 0; j < 8; ++j) sum[j] += part[i + j];
+      sums[static_cast<size_t>(thread)] =
+          sum[0] + sum[1] + sum[2] + sum[3] + sum[4] + sum[5] + sum[6] + sum[7];
     });
   };
   pass(true);
@@ -87,6 +89,8 @@ Figures measure(engine::Engine& engine, int length, const Options& o, std::mt199
       if (finished == nullptr) continue;
       check_interrupted();
       if (finished->finish == engine::Finish::error) throw Error(finished->fault, finished->error);
+      if (finished->finish == engine::Finish::cancelled)
+        fail(Fault::device, "a round of length {} was cancelled by the engine", length);
       if (round < 0) break;
       figures.prefill.push_back(length / finished->timings.prefill_ms * 1e3);
       figures.decode.push_back((finished->usage.completion_tokens - 1) / finished->timings.decode_ms * 1e3);

@@ -99,6 +99,7 @@ class Chat {
       last_ = assistant_.answer(messages_, tools_, options_,
                                 [&](const text::OutputEvent& e) { printer.print(e); });
     } catch (...) {
+      printer.finish();
       messages_.pop_back();  // the question can be asked again, shorter perhaps
       throw;
     }
@@ -152,6 +153,9 @@ class Chat {
     if (!json.is_object() || !json.contains("messages"))
       fail(Fault::user, "{}: expected a JSON object with \"messages\"", path);
     messages_ = text::parse_messages(json["messages"]);
+    system_.clear();
+    if (!messages_.empty() && messages_[0].role == "system")
+      for (const text::ContentPart& part : messages_[0].content) system_ += part.text;
     fmt::print(stderr, "lily: {} messages read from {}\n", messages_.size(), path);
   }
 

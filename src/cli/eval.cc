@@ -138,13 +138,15 @@ Json on_text(const Options& o, const model::Checkpoint& checkpoint, const text::
   if (ids.size() < 2)
     fail(Fault::user, "{}: too short: {} tokens, at least 2 are needed", o.text, ids.size());
   const std::vector<int32_t> positions = spread_positions(ids.size(), o.positions);
-  const auto score_on = [&](const std::string& backend) {
-    Subject subject(checkpoint, tokenizer.n_tokens(), o.model, backend);
+  std::string backend;  // of the first one, once made
+  const auto score_on = [&](const std::string& name) {
+    Subject subject(checkpoint, tokenizer.n_tokens(), o.model, name);
+    if (backend.empty()) backend = subject.model.device().info().backend;
     const auto executor = subject.model.make_executor();
     if (static_cast<int64_t>(ids.size()) > executor->limits().max_context)
       fail(Fault::user, "{}: {} tokens do not fit the context of {}", o.text, ids.size(),
            executor->limits().max_context);
-    return engine::score(*executor, ids, positions, o.chunk, progress_of(backend.c_str()));
+    return engine::score(*executor, ids, positions, o.chunk, progress_of(name.c_str()));
   };
   const engine::ForcedScore score = score_on(o.model.backend);
   Json report;
@@ -156,7 +158,7 @@ Json on_text(const Options& o, const model::Checkpoint& checkpoint, const text::
     report = forced_json(engine::compare(score, score_on(o.against), tokenizer.n_tokens()));
     report["against"] = o.against;
   }
-  report["backend"] = o.model.backend;
+  report["backend"] = backend;
   return report;
 }
 

@@ -20,7 +20,7 @@ struct Options {
   bool list = false, json = false;
 };
 
-// The policy of a backend that is compiled in; a GPU's does not need the GPU.
+// The policy of a backend that is present.
 plan::Policy policy_of(const Options& o, const model::Dims& dims) {
   const auto device = backend::make_device(o.model.backend, {.threads = 1});
   return chosen_policy(*device, dims, o.model);
@@ -44,13 +44,13 @@ int run(const Options& o) {
   work.rows = o.rows > 0 ? o.rows : is_decode ? 1 : 512;
   work.position = o.context >= 0 ? o.context : is_decode ? 4096 : 0;
   const plan::Policy policy = policy_of(o, dims);
-  if (is_decode && work.rows > policy.max_decode_rows)
-    fail(Fault::user, "--rows {}: a decode step of this backend takes at most {} rows", work.rows,
-         policy.max_decode_rows);
+  if (is_decode && work.rows != 1)
+    fail(Fault::user,
+         "--rows {}: a decode step has one row of each sequence, and costs are counted for one sequence",
+         work.rows);
   if (work.position + work.rows > dims.max_positions)
     fail(Fault::user, "--context {} and --rows {} exceed the model's {} positions", work.position, work.rows,
          dims.max_positions);
-  // Each row of a decode step is a sequence of its own; the workload is counted for one.
   const plan::Plan plan = plan::forward(dims,
                                         {.phase = is_decode ? plan::Phase::decode : plan::Phase::prefill,
                                          .rows = static_cast<int>(work.rows),
@@ -112,7 +112,9 @@ void add_plan(CLI::App& app, Action& action) {
   command->add_option("--phase", options->phase)
       ->check(CLI::IsMember({"prefill", "decode"}))
       ->capture_default_str();
-  command->add_option("--rows", options->rows, "Rows of the step (default: decode 1, prefill 512)")
+  command
+      ->add_option("--rows", options->rows,
+                   "Rows of one sequence in the step (default: decode 1, prefill 512)")
       ->check(CLI::Range(1, 1 << 20));
   command
       ->add_option("--context", options->context,

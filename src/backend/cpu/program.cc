@@ -49,8 +49,8 @@ CpuProgram::CpuProgram(plan::Plan plan, const Weights& weights, Memory& memory, 
       scratch_(own_scratch_ ? *own_scratch_ : shared),
       step_(plan_, memory),
       executor_(pool) {
-  LILY_CHECK(plan_.policy.activation == plan::FloatType::f32 && plan_.policy.residual == plan::FloatType::f32,
-             "the cpu backend computes with fp32 activations");
+  if (plan_.policy.activation != plan::FloatType::f32 || plan_.policy.residual != plan::FloatType::f32)
+    fail(Fault::user, "the cpu backend computes with fp32 activations and cannot run a plan with bf16 ones");
   Sizes sizes;
   lowered_ = lower_all(plan_, weights, sizes);
   for (size_t first = 0; first < lowered_.size();) {

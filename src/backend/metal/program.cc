@@ -138,7 +138,8 @@ void MetalProgram::submit(const StepInputs& inputs) {
   current_ = static_cast<int>(n_submitted_ % 2);
   Flight& flight = flights_[static_cast<size_t>(current_)];
   flight.size = writer_.write(inputs, *flight.step);
-  encode(flight, groups_, ++n_signalled_);
+  flight.signal = ++n_signalled_;
+  encode(flight, groups_, flight.signal);
   ++n_submitted_;
   device_.step_begins();
 }
@@ -156,10 +157,9 @@ void MetalProgram::finish(Flight& flight, uint64_t signal) {
 StepOutputs MetalProgram::wait() {
   LILY_CHECK(n_waited_ < n_submitted_, "no step in flight");
   Flight& flight = flights_[static_cast<size_t>(n_waited_ % 2)];
-  const uint64_t signal = n_signalled_ - (n_submitted_ - n_waited_) + 1;
   ++n_waited_;
   device_.step_ends();
-  finish(flight, signal);
+  finish(flight, flight.signal);
   return outputs(flight);
 }
 

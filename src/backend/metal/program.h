@@ -35,6 +35,7 @@ class MetalProgram final : public backend::Program {
     std::unique_ptr<Buffer> step, results;
     std::span<std::byte> result_bytes;
     std::unique_ptr<CommandBuffer> command_buffer;
+    uint64_t signal = 0;  // the event's value when the step is done
     StepSize size;
   };
   struct Where {
