@@ -56,7 +56,7 @@ struct Run {
 // Launches ops [first, last) in order.
 void launch_ops(const Run& run, int first, int last);
 
-// ---- by op, for lower.cc (lower_decode.cc, lower_prefill.cc, lower_simple.cc)
+// ---- by op, for lower.cc (lower_decode.cc, lower_prefill.cc)
 struct LinearSource {
   const void* x;
   int64_t stride;
