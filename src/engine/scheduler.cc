@@ -23,7 +23,7 @@ Scheduler::Scheduler(Executor& executor, const EngineOptions& options)
   LILY_CHECK(options.max_sequences > 0, "max_sequences {}", options.max_sequences);
 }
 
-Scheduler::~Scheduler() { cancel_all("the engine is shutting down"); }
+Scheduler::~Scheduler() { cancel_all(Finish::cancelled, Fault::device, "the engine is shutting down"); }
 
 int Scheduler::blocks_needed(int64_t n_tokens) const {
   return static_cast<int>((n_tokens + kKvBlockTokens - 1) / kKvBlockTokens);
@@ -357,9 +357,18 @@ void Scheduler::release_finished() {
   });
 }
 
-void Scheduler::cancel_all(const std::string& why) {
-  for (const auto& s : running_) s->finish(Finish::cancelled, -1, Fault::device, why);
-  while (!flights_.empty()) complete_one();
+void Scheduler::cancel_all(Finish how, Fault fault, const std::string& why) {
+  for (const auto& s : running_) {
+    if (how == Finish::error) end_failed(*s, fault, why);
+    else s->finish(how, -1, fault, why);
+  }
+  while (!flights_.empty()) {
+    try {
+      complete_one();
+    } catch (const std::exception&) {
+      // Nobody waits for what the step was to bring; only that it no longer runs counts.
+    }
+  }
   for (const auto& s : running_) s->in_flight = 0;
   release_finished();
 }

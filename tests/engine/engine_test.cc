@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <new>
 #include <random>
 #include <set>
 #include <thread>
@@ -334,6 +335,24 @@ TEST_P(EngineOf, AnErrorInTheMiddleOfAPromptLeavesUsableStates) {
   const Answer next = read_all(engine->generate(std::move(again)));
   EXPECT_EQ(next.ids, expected);
   EXPECT_EQ(next.finished.usage.cached_tokens, 64) << "what was read before the failure still counts";
+}
+
+TEST_P(EngineOf, WhatEndsTheLoopIsAnErrorOfEveryRequestThatRuns) {
+  const auto engine = make(limits(), {.max_sequences = 3});
+  script->hold();
+  script->out_of_memory_from = 1;
+  std::vector<Generation> all;
+  for (uint64_t i = 0; i < 3; ++i) all.push_back(engine->generate(greedy(prompt_of(100, i), 10)));
+  script->await_held();
+  script->allow(-1);
+  for (auto& g : all) {
+    const Answer answer = read_all(g);
+    EXPECT_EQ(answer.finished.finish, Finish::error);
+    EXPECT_EQ(answer.finished.fault, Fault::device);
+    EXPECT_EQ(answer.finished.error, std::bad_alloc().what());
+  }
+  engine->clear_cache();  // and the figures are of now
+  EXPECT_EQ(engine->stats().n_failed, 3);
 }
 
 TEST_P(EngineOf, AStepThatCannotStartEndsItsRequest) {
