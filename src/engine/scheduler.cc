@@ -77,9 +77,15 @@ void Scheduler::reuse_cached(Sequence& s) {
   // From here on the snapshot itself may be evicted; what is held stays.
   if (in_last_block != 0 && !blocks.back().make_writable(in_last_block)) {
     while (!flights_.empty()) complete_one();
-    KvBlock copy = take_block();
-    executor_.copy_kv(blocks.back().id(), copy.id(), in_last_block);
-    blocks.back() = std::move(copy);
+    // With the block it is copied from, this is one more than the sequence was promised: there may be none.
+    std::optional<KvBlock> copy = blocks_.take();
+    while (!copy && cache_.evict()) copy = blocks_.take();
+    if (!copy) {
+      ++totals_.cache_misses;
+      return;
+    }
+    executor_.copy_kv(blocks.back().id(), copy->id(), in_last_block);
+    blocks.back() = std::move(*copy);
   }
   ++totals_.cache_hits;
   s.state = std::move(state);
