@@ -47,8 +47,8 @@ void Scheduler::admit(Pending pending) {
   ++totals_.n_requests;
   auto sequence = std::make_unique<Sequence>(std::move(pending), limits_);
   Sequence& s = *sequence;
+  running_.push_back(std::move(sequence));  // may throw; what is promised after it is given back with it
   n_promised_blocks_ += blocks_needed(s.n_limit);
-  running_.push_back(std::move(sequence));
   if (limits_.depth > 1 && !s.host_chooses)
     for (TokenHold& slot : s.token_slots) slot = std::move(tokens_.take()).value();
   try {
