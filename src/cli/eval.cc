@@ -98,7 +98,7 @@ std::vector<int32_t> spread_positions(size_t n_ids, int n_positions) {
 }
 
 Json against_goldens(const Options& o, const model::Checkpoint& checkpoint, int32_t n_tokens) {
-  engine::Goldens goldens = engine::load_goldens(o.goldens);
+  engine::Goldens goldens = engine::load_goldens(o.goldens, n_tokens);
   if (o.limit > 0 && goldens.prompts.size() > static_cast<size_t>(o.limit))
     goldens.prompts.resize(static_cast<size_t>(o.limit));
   Subject subject(checkpoint, n_tokens, o.model);
