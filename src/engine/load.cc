@@ -8,7 +8,8 @@ plan::Policy policy_of(const backend::Device& device, const model::Dims& dims,
                        std::optional<plan::FloatType> kv, std::span<const plan::Mechanism> disable) {
   const plan::Policy whole = device.policy(dims);
   plan::Policy policy = whole;
-  if (kv) policy.kv = *kv;
+  // The reference computes and keeps everything in fp32, whatever is asked for.
+  if (kv && device.info().backend != "reference") policy.kv = *kv;
   for (const plan::Mechanism mechanism : disable) {
     if (!whole.has(mechanism))
       fail(Fault::user, "--disable {}: not applicable on backend '{}'; leave it out", plan::name(mechanism),

@@ -28,6 +28,11 @@ TEST(PolicyOf, IsTheDevicesWithoutWhatIsDisabled) {
   EXPECT_TRUE(policy.pack_query_heads) << "what was not named stays";
 }
 
+TEST(PolicyOf, TheReferenceKeepsKvInFullPrecision) {
+  const auto device = backend::make_device("reference", {.threads = 1});
+  EXPECT_EQ(policy_of(*device, model::lily_tiny(), plan::FloatType::bf16, {}).kv, plan::FloatType::f32);
+}
+
 TEST(PolicyOf, RefusesAMechanismThatTheBackendDoesNotHave) {
   const auto device = backend::make_device("cpu", {.threads = 1});
   const std::vector<Mechanism> disable = {Mechanism::p1, Mechanism::p2};
