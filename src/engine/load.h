@@ -22,9 +22,9 @@ struct LoadOptions {
   MemoryOptions memory;
 };
 
-// The policy that the device publishes, with this KV type (nothing: the device's; the reference has
-// fp32 only) and without these
-// mechanisms. Throws Error(Fault::user) for a mechanism that the backend does not have.
+// The policy that the device publishes, with this KV type (nothing: the device's; the reference has fp32
+// only) and without these mechanisms. Throws Error(Fault::user) for a mechanism that the backend does not
+// have.
 plan::Policy policy_of(const backend::Device& device, const model::Dims& dims,
                        std::optional<plan::FloatType> kv, std::span<const plan::Mechanism> disable);
 
