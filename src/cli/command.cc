@@ -27,17 +27,8 @@ void add_model_options(CLI::App& command, ModelOptions& options) {
 
 plan::Policy chosen_policy(const backend::Device& device, const model::Dims& dims,
                            const ModelOptions& options) {
-  plan::Policy policy = device.policy(dims);
-  if (device.info().backend == "reference") policy.kv = plan::FloatType::f32;
-  else policy.kv = options.kv == "f32" ? plan::FloatType::f32 : plan::FloatType::bf16;
-  for (const plan::Mechanism mechanism : plan::parse_mechanisms(options.disable)) {
-    const auto ablated = plan::without(policy, mechanism);
-    if (!ablated)
-      fail(Fault::user, "--disable {}: not applicable on backend '{}'", plan::name(mechanism),
-           device.info().backend);
-    policy = *ablated;
-  }
-  return policy;
+  const engine::LoadOptions load = load_options(options);
+  return engine::policy_of(device, dims, load.kv, load.disable);
 }
 
 engine::LoadOptions load_options(const ModelOptions& options) {

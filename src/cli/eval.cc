@@ -28,9 +28,8 @@ struct Options {
 
 // A model on one backend, read for evaluation.
 struct Subject {
-  Subject(const model::Checkpoint& checkpoint, int32_t n_tokens, ModelOptions options,
-          const std::string& backend)
-      : model(checkpoint, n_tokens, (options.backend = backend, load_options(options))) {
+  Subject(const model::Checkpoint& checkpoint, int32_t n_tokens, const ModelOptions& options)
+      : model(checkpoint, n_tokens, load_options(options)) {
     ProgressBar bar("loading");
     model.load([&](int64_t done, int64_t total) {
       bar.update(done, total);
@@ -99,10 +98,10 @@ std::vector<int32_t> spread_positions(size_t n_ids, int n_positions) {
 }
 
 Json against_goldens(const Options& o, const model::Checkpoint& checkpoint, int32_t n_tokens) {
-  engine::Goldens goldens = engine::load_goldens(o.goldens);
+  engine::Goldens goldens = engine::load_goldens(o.goldens, n_tokens);
   if (o.limit > 0 && goldens.prompts.size() > static_cast<size_t>(o.limit))
     goldens.prompts.resize(static_cast<size_t>(o.limit));
-  Subject subject(checkpoint, n_tokens, o.model, o.model.backend);
+  Subject subject(checkpoint, n_tokens, o.model);
   Json report;
   if (goldens.forced) {
     const auto executor = subject.model.make_executor();
@@ -139,23 +138,26 @@ Json on_text(const Options& o, const model::Checkpoint& checkpoint, const text::
     fail(Fault::user, "{}: too short: {} tokens, at least 2 are needed", o.text, ids.size());
   const std::vector<int32_t> positions = spread_positions(ids.size(), o.positions);
   std::string backend;  // of the first one, once made
-  const auto score_on = [&](const std::string& name) {
-    Subject subject(checkpoint, tokenizer.n_tokens(), o.model, name);
+  const auto score_with = [&](const ModelOptions& options) {
+    Subject subject(checkpoint, tokenizer.n_tokens(), options);
     if (backend.empty()) backend = subject.model.device().info().backend;
     const auto executor = subject.model.make_executor();
     if (static_cast<int64_t>(ids.size()) > executor->limits().max_context)
       fail(Fault::user, "{}: {} tokens do not fit the context of {}", o.text, ids.size(),
            executor->limits().max_context);
-    return engine::score(*executor, ids, positions, o.chunk, progress_of(name.c_str()));
+    return engine::score(*executor, ids, positions, o.chunk, progress_of("text"));
   };
-  const engine::ForcedScore score = score_on(o.model.backend);
+  const engine::ForcedScore score = score_with(o.model);
   Json report;
   if (o.against.empty()) {
     report = {{"predictions", score.nll.size()},
               {"positions", positions.size()},
               {"perplexity", score.perplexity()}};
   } else {
-    report = forced_json(engine::compare(score, score_on(o.against), tokenizer.n_tokens()));
+    ModelOptions against = o.model;
+    against.backend = o.against;
+    against.disable.clear();  // the reference is whole, and may not have what is off in the other one
+    report = forced_json(engine::compare(score, score_with(against), tokenizer.n_tokens()));
     report["against"] = o.against;
   }
   report["backend"] = backend;

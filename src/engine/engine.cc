@@ -117,11 +117,11 @@ class Engine::Loop {
 
   static bool end_if_cancelled(const Pending& pending) {
     if (!pending.channel->cancelled()) return false;
-    end(pending, Finish::cancelled, "");
+    end(pending, "");
     return true;
   }
-  static void end(const Pending& pending, Finish how, const std::string& why) {
-    Finished event{.finish = how, .error = why};
+  static void end(const Pending& pending, const std::string& why) {
+    Finished event{.finish = Finish::cancelled, .error = why};
     event.usage.prompt_tokens = static_cast<int32_t>(pending.request.prompt.size());
     pending.channel->push(std::move(event));
   }
@@ -151,14 +151,17 @@ class Engine::Loop {
       } catch (const std::exception& e) {
         // Memory of the host ran out, or the like: what runs cannot be trusted to go on.
         log(LogLevel::error, "engine: {}; all running requests end", e.what());
-        scheduler_.cancel_all(e.what());
-        if (channel) channel->push(Finished{.finish = Finish::error, .error = e.what()});
+        const auto* const error = dynamic_cast<const Error*>(&e);
+        const Fault fault = error != nullptr ? error->fault() : Fault::device;
+        scheduler_.cancel_all(Finish::error, fault, e.what());
+        // One that failed before it ran; the others have had their last event, and this is dropped.
+        if (channel) channel->push(Finished{.finish = Finish::error, .fault = fault, .error = e.what()});
       }
       publish(clears);
     }
-    scheduler_.cancel_all("the engine is shutting down");
+    scheduler_.cancel_all(Finish::cancelled, Fault::device, "the engine is shutting down");
     const std::lock_guard lock(mutex_);
-    for (const Pending& pending : queue_) end(pending, Finish::cancelled, "the engine is shutting down");
+    for (const Pending& pending : queue_) end(pending, "the engine is shutting down");
     queue_.clear();
     stopped_ = true;
     cleared_.notify_all();

@@ -8,7 +8,8 @@
 // blocks and all sequences. Everyone else hands over requests through a bounded queue (generate(), from any
 // thread) and reads events from a bounded channel (Generation, one reader at a time). No lock is held while
 // the device works or a constraint is asked. A reader that leaves, or that lets its channel fill up, is
-// cancelled; the others do not notice.
+// cancelled; the others do not notice. Where the thread itself fails (memory of the host ran out), all that
+// run end with Finish::error, and the engine goes on with those that wait.
 //
 // Callers hand over the whole token prefix of a conversation. What the engine still has of it is not computed
 // again: see engine/prefix_cache.h.

@@ -12,10 +12,26 @@ namespace {
 
 constexpr uint64_t kMaxTextBytes = uint64_t{256} << 20;
 
-GoldenPrompt parse_prompt(const nlohmann::json& json, const std::string& what) {
+void check_id(int64_t id, size_t i, int32_t n_tokens, const std::string& what, const char* name) {
+  if (id < 0 || id >= n_tokens)
+    fail(Fault::model, "{}: {}[{}] is {}; ids go from 0 to {}; are these goldens of this model?", what, name,
+         i, id, n_tokens - 1);
+}
+
+std::vector<int32_t> parse_ids(const nlohmann::json& json, const char* name, int32_t n_tokens,
+                               const std::string& what) {
+  std::vector<int32_t> ids;
+  for (const int64_t id : json.at(name).get<std::vector<int64_t>>()) {
+    check_id(id, ids.size(), n_tokens, what, name);
+    ids.push_back(static_cast<int32_t>(id));
+  }
+  return ids;
+}
+
+GoldenPrompt parse_prompt(const nlohmann::json& json, int32_t n_tokens, const std::string& what) {
   GoldenPrompt p{.task = json.value("task", ""),
-                 .prompt = json.at("prompt_ids").get<std::vector<int32_t>>(),
-                 .output = json.at("output_ids").get<std::vector<int32_t>>(),
+                 .prompt = parse_ids(json, "prompt_ids", n_tokens, what),
+                 .output = parse_ids(json, "output_ids", n_tokens, what),
                  .margins = json.at("margins").get<std::vector<float>>()};
   if (p.prompt.empty() || p.output.empty() || p.output.size() != p.margins.size())
     fail(Fault::model, "{}: {} prompt ids, {} output ids and {} margins", what, p.prompt.size(),
@@ -33,7 +49,7 @@ auto reading(const std::string& what, F&& read) {
   }
 }
 
-GoldenForced read_forced(const std::filesystem::path& path) {
+GoldenForced read_forced(const std::filesystem::path& path, int32_t n_tokens) {
   const auto arrays = read_npz(path);
   const auto get = [&](const char* name) -> const NpyArray& {
     const auto found = arrays.find(name);
@@ -58,13 +74,15 @@ GoldenForced read_forced(const std::filesystem::path& path) {
         g.positions[i] >= static_cast<int32_t>(n) - 1)
       fail(Fault::model, "{}: position {} is {}; they must rise and stay below {}", path.string(), i,
            g.positions[i], n - 1);
+  for (size_t i = 0; i < n; ++i) check_id(g.ids[i], i, n_tokens, path.string(), "ids");
+  for (size_t i = 0; i < g.top_ids.size(); ++i) check_id(g.top_ids[i], i, n_tokens, path.string(), "top_ids");
   g.n_top = static_cast<int>(g.top_ids.size() / m);
   return g;
 }
 
 }  // namespace
 
-Goldens load_goldens(const std::filesystem::path& folder) {
+Goldens load_goldens(const std::filesystem::path& folder, int32_t n_tokens) {
   Goldens goldens;
   bool any = false;
   const auto has = [&](const char* name) {
@@ -78,15 +96,15 @@ Goldens load_goldens(const std::filesystem::path& folder) {
     for (int n = 1; std::getline(lines, line); ++n) {
       const std::string what = fmt::format("{}:{}", (folder / "prompts.jsonl").string(), n);
       goldens.prompts.push_back(
-          reading(what, [&] { return parse_prompt(nlohmann::json::parse(line), what); }));
+          reading(what, [&] { return parse_prompt(nlohmann::json::parse(line), n_tokens, what); }));
     }
   }
-  if (has("teacher_forced.npz")) goldens.forced = read_forced(folder / "teacher_forced.npz");
+  if (has("teacher_forced.npz")) goldens.forced = read_forced(folder / "teacher_forced.npz", n_tokens);
   if (has("long.json")) {
     const std::string what = (folder / "long.json").string();
     reading(what, [&] {
       const auto json = nlohmann::json::parse(read_text_file(folder / "long.json", kMaxTextBytes));
-      goldens.long_prompt = parse_prompt(json, what);
+      goldens.long_prompt = parse_prompt(json, n_tokens, what);
       goldens.long_last_nll = json.value("last64_nll", std::vector<float>());
       return 0;
     });

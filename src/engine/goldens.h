@@ -37,7 +37,7 @@ struct Goldens {
 };
 
 // Reads those of the files that the folder has; throws Error(Fault::user) if it has none, Fault::model for
-// what does not have the form above.
-Goldens load_goldens(const std::filesystem::path& folder);
+// what does not have the form above, or names a token that the tokenizer's n_tokens do not include.
+Goldens load_goldens(const std::filesystem::path& folder, int32_t n_tokens);
 
 }  // namespace lily::engine

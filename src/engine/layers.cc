@@ -58,14 +58,20 @@ class Checker {
   }
 
   std::vector<LayerCheck> run() {
-    std::vector<int32_t> tokens;
-    for (const float id : golden("ids").data) tokens.push_back(static_cast<int32_t>(id));
+    const std::vector<int32_t> tokens = ids("ids"), next = ids("decode.token");
+    if (next.size() != 1)
+      fail(Fault::model, "{}: decode.token has {} values; it is one token", file_, next.size());
+    if (tokens.size() >= static_cast<size_t>(dims_.max_positions))
+      fail(Fault::model, "{}: ids has {} tokens and the model {} positions", file_, tokens.size(),
+           dims_.max_positions);
     const auto n = static_cast<int>(tokens.size());
+    check_sizes("", n, n);
+    check_sizes("decode.", 1, n + 1);
     for (int32_t b = 0; b * kKvBlockTokens <= n; ++b) blocks_.push_back(b);
     device_.reserve({.n_state_slots = 1, .n_kv_blocks = static_cast<int>(blocks_.size()), .max_rows = n},
                     policy_);
     step("", plan::Phase::prefill, tokens, 0);
-    step("decode.", plan::Phase::decode, {static_cast<int32_t>(golden("decode.token").data.at(0))}, n);
+    step("decode.", plan::Phase::decode, next, n);
     return checks_;
   }
 
@@ -74,6 +80,42 @@ class Checker {
     const auto found = tensors_.find(name);
     if (found == tensors_.end()) fail(Fault::model, "{}: no tensor '{}'", file_, name);
     return found->second;
+  }
+
+  std::vector<int32_t> ids(const std::string& name) const {
+    std::vector<int32_t> ids;
+    for (const float id : golden(name).data) {
+      if (!(id >= 0 && id < static_cast<float>(dims_.vocab)) || id != std::floor(id))
+        fail(Fault::model, "{}: {}[{}] is {}; ids are whole numbers from 0 to {}", file_, name, ids.size(),
+             id, dims_.vocab - 1);
+      ids.push_back(static_cast<int32_t>(id));
+    }
+    if (ids.empty()) fail(Fault::model, "{}: {} is empty", file_, name);
+    return ids;
+  }
+
+  // Of what every step compares, before the first one runs. The other tensors are compared if the policy
+  // keeps their values; compare() knows those.
+  void check_sizes(const std::string& prefix, int n_rows, int n_tokens) const {
+    const auto expect = [&](const std::string& name, int64_t n) {
+      const Tensor& tensor = golden(name);
+      if (static_cast<int64_t>(tensor.data.size()) != n)
+        fail(Fault::model, "{}: {} has {} values, the model's has {}; are these goldens of this model?",
+             file_, name, tensor.data.size(), n);
+    };
+    for (int layer = 0; layer < dims_.n_layers; ++layer) {
+      const std::string name = fmt::format("{}layer.{}.", prefix, layer);
+      expect(name + "router_logits", int64_t{n_rows} * dims_.n_experts);
+      expect(name + "router_ids", int64_t{n_rows} * model::kExpertsPerToken);
+      if (dims_.mixer(layer) == model::Mixer::delta) {
+        expect(name + "recurrent_state",
+               int64_t{dims_.n_value_heads} * model::kDeltaHeadDim * model::kDeltaHeadDim);
+        expect(name + "conv_state", int64_t{dims_.conv_channels()} * 4);
+        continue;
+      }
+      for (const char* const cache : {"k_cache", "v_cache"})
+        expect(name + cache, int64_t{n_tokens} * dims_.n_kv_heads * model::kHeadDim);
+    }
   }
 
   void step(const std::string& prefix, plan::Phase phase, const std::vector<int32_t>& tokens, int position) {
@@ -178,7 +220,7 @@ class Checker {
       compare_whole(name + "recurrent_state", device_.read_delta_state(kState, layer), layer + 1);
       // Golden: [channel][4 last inputs]; ours: [3 last rows][channel].
       const std::vector<float> rows = device_.read_conv_state(kState, layer);
-      Tensor& expected = tensors_.at(name + "conv_state");
+      const Tensor& expected = golden(name + "conv_state");
       const auto channels = static_cast<size_t>(dims_.conv_channels());
       std::vector<float> transposed = expected.data;
       for (size_t ch = 0; ch < channels; ++ch)

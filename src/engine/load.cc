@@ -4,18 +4,30 @@
 
 namespace lily::engine {
 
+plan::Policy policy_of(const backend::Device& device, const model::Dims& dims,
+                       std::optional<plan::FloatType> kv, std::span<const plan::Mechanism> disable) {
+  const plan::Policy whole = device.policy(dims);
+  plan::Policy policy = whole;
+  // The reference computes and keeps everything in fp32, whatever is asked for.
+  if (kv && device.info().backend != "reference") policy.kv = *kv;
+  for (const plan::Mechanism mechanism : disable) {
+    if (!whole.has(mechanism))
+      fail(Fault::user, "--disable {}: not applicable on backend '{}'; leave it out", plan::name(mechanism),
+           device.info().backend);
+    if (const auto ablated = plan::without(policy, mechanism)) policy = *ablated;  // else named before
+  }
+  return policy;
+}
+
 LoadedModel::LoadedModel(const model::Checkpoint& checkpoint, int32_t n_tokens, const LoadOptions& options)
     : checkpoint_(checkpoint),
       n_tokens_(n_tokens),
       device_(backend::make_device(options.backend, {.threads = options.threads})),
-      policy_(device_->policy(checkpoint.dims())) {
+      policy_(policy_of(*device_, checkpoint.dims(), options.kv, options.disable)) {
   if (n_tokens < 1 || n_tokens > checkpoint.dims().vocab)
     fail(Fault::model,
          "the tokenizer has {} tokens and the model's vocabulary {} rows; they do not belong together",
          n_tokens, checkpoint.dims().vocab);
-  if (options.kv) policy_.kv = *options.kv;
-  for (const plan::Mechanism mechanism : options.disable)
-    if (const auto without = plan::without(policy_, mechanism)) policy_ = *without;
   memory_ = plan_memory(checkpoint.dims(), policy_, device_->info().memory_bytes,
                         checkpoint.report().text_bytes, options.memory);
 }

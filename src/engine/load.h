@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -17,16 +18,22 @@ struct LoadOptions {
   std::string backend = "auto";
   int threads = 0;                       // 0: physical cores
   std::optional<plan::FloatType> kv;     // nothing: the backend's default
-  std::vector<plan::Mechanism> disable;  // those that the backend does not have are ignored
+  std::vector<plan::Mechanism> disable;  // an error where the backend does not have one of them
   MemoryOptions memory;
 };
+
+// The policy that the device publishes, with this KV type (nothing: the device's; the reference has fp32
+// only) and without these mechanisms. Throws Error(Fault::user) for a mechanism that the backend does not
+// have.
+plan::Policy policy_of(const backend::Device& device, const model::Dims& dims,
+                       std::optional<plan::FloatType> kv, std::span<const plan::Mechanism> disable);
 
 // Has no thread of its own: one at a time may use it, an Engine's for as long as that lives.
 class LoadedModel {
  public:
   // The device is made and the memory planned, but nothing is read: `lily serve` prints the plan first.
-  // Throws Error(Fault::user) for a backend, a KV type or a context that is not to be had here. n_tokens is
-  // the tokenizer's size.
+  // Throws Error(Fault::user) for a backend, a KV type, a mechanism or a context that is not to be had here.
+  // n_tokens is the tokenizer's size.
   LoadedModel(const model::Checkpoint& checkpoint, int32_t n_tokens, const LoadOptions& options);
 
   // Reads the weights of the checkpoint. Once.

@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <cctype>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <optional>
@@ -83,7 +84,7 @@ NpyArray parse_npy(const Bytes& bytes, const std::string& what) {
   if (element == 0)
     fail(Fault::model, "{}: type {} is not supported; use int32, int64, float32 or float64", what, type);
 
-  NpyArray array;
+  NpyArray array{.what = what};
   uint64_t n = 1;
   std::optional<uint64_t> dimension;
   for (const char c : value_of(header, "shape", what)) {
@@ -112,8 +113,9 @@ NpyArray parse_npy(const Bytes& bytes, const std::string& what) {
 std::vector<int32_t> NpyArray::ints() const {
   std::vector<int32_t> out;
   for (const double x : data) {
-    if (!(x >= std::numeric_limits<int32_t>::min() && x <= std::numeric_limits<int32_t>::max()))
-      fail(Fault::model, "{} is not a 32-bit integer", x);
+    if (!(x >= std::numeric_limits<int32_t>::min() && x <= std::numeric_limits<int32_t>::max()) ||
+        x != std::floor(x))
+      fail(Fault::model, "{}: {} is not a 32-bit integer", what, x);
     out.push_back(static_cast<int32_t>(x));
   }
   return out;

@@ -13,9 +13,10 @@
 namespace lily::engine {
 
 struct NpyArray {
-  std::vector<int64_t> shape;  // row-major
-  std::vector<double> data;    // <i4, <i8, <f4 and <f8 are converted; all but large <i8 exactly
-  std::vector<int32_t> ints() const;
+  std::string what;                   // file and array, for messages
+  std::vector<int64_t> shape;         // row-major
+  std::vector<double> data;           // <i4, <i8, <f4 and <f8 are converted; all but large <i8 exactly
+  std::vector<int32_t> ints() const;  // Error(Fault::model) if a number is none of 32 bits
   std::vector<float> floats() const;
 };
 

@@ -23,7 +23,7 @@ Scheduler::Scheduler(Executor& executor, const EngineOptions& options)
   LILY_CHECK(options.max_sequences > 0, "max_sequences {}", options.max_sequences);
 }
 
-Scheduler::~Scheduler() { cancel_all("the engine is shutting down"); }
+Scheduler::~Scheduler() { cancel_all(Finish::cancelled, Fault::device, "the engine is shutting down"); }
 
 int Scheduler::blocks_needed(int64_t n_tokens) const {
   return static_cast<int>((n_tokens + kKvBlockTokens - 1) / kKvBlockTokens);
@@ -47,8 +47,8 @@ void Scheduler::admit(Pending pending) {
   ++totals_.n_requests;
   auto sequence = std::make_unique<Sequence>(std::move(pending), limits_);
   Sequence& s = *sequence;
+  running_.push_back(std::move(sequence));  // may throw; what is promised after it is given back with it
   n_promised_blocks_ += blocks_needed(s.n_limit);
-  running_.push_back(std::move(sequence));
   if (limits_.depth > 1 && !s.host_chooses)
     for (TokenHold& slot : s.token_slots) slot = std::move(tokens_.take()).value();
   try {
@@ -77,9 +77,15 @@ void Scheduler::reuse_cached(Sequence& s) {
   // From here on the snapshot itself may be evicted; what is held stays.
   if (in_last_block != 0 && !blocks.back().make_writable(in_last_block)) {
     while (!flights_.empty()) complete_one();
-    KvBlock copy = take_block();
-    executor_.copy_kv(blocks.back().id(), copy.id(), in_last_block);
-    blocks.back() = std::move(copy);
+    // With the block it is copied from, this is one more than the sequence was promised: there may be none.
+    std::optional<KvBlock> copy = blocks_.take();
+    while (!copy && cache_.evict()) copy = blocks_.take();
+    if (!copy) {
+      ++totals_.cache_misses;
+      return;
+    }
+    executor_.copy_kv(blocks.back().id(), copy->id(), in_last_block);
+    blocks.back() = std::move(*copy);
   }
   ++totals_.cache_hits;
   s.state = std::move(state);
@@ -357,9 +363,18 @@ void Scheduler::release_finished() {
   });
 }
 
-void Scheduler::cancel_all(const std::string& why) {
-  for (const auto& s : running_) s->finish(Finish::cancelled, -1, Fault::device, why);
-  while (!flights_.empty()) complete_one();
+void Scheduler::cancel_all(Finish how, Fault fault, const std::string& why) {
+  for (const auto& s : running_) {
+    if (how == Finish::error) end_failed(*s, fault, why);
+    else s->finish(how, -1, fault, why);
+  }
+  while (!flights_.empty()) {
+    try {
+      complete_one();
+    } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch)
+      // Nobody waits for what the step was to bring; only that it no longer runs counts.
+    }
+  }
   for (const auto& s : running_) s->in_flight = 0;
   release_finished();
 }

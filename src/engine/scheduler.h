@@ -36,8 +36,8 @@ class Scheduler {
   // Submits a step if one is due, and waits for the oldest one if no more fit in flight or none is due. False
   // if there was nothing to do.
   bool advance();
-  // Ends everything that runs.
-  void cancel_all(const std::string& why);
+  // Ends everything that runs: Finish::cancelled, or Finish::error with this fault.
+  void cancel_all(Finish how, Fault fault, const std::string& why);
   void clear_cache() { cache_.clear(); }
 
   int n_running() const { return static_cast<int>(running_.size()); }

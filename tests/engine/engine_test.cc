@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <new>
 #include <random>
 #include <set>
 #include <thread>
@@ -334,6 +335,45 @@ TEST_P(EngineOf, AnErrorInTheMiddleOfAPromptLeavesUsableStates) {
   const Answer next = read_all(engine->generate(std::move(again)));
   EXPECT_EQ(next.ids, expected);
   EXPECT_EQ(next.finished.usage.cached_tokens, 64) << "what was read before the failure still counts";
+}
+
+// All blocks are promised to the one sequence, and the block in the middle of which it would go on is relied
+// on by what the first answer left.
+TEST_P(EngineOf, APrefixThatNoFreeBlockAllowsToResumeIsReadAgain) {
+  Limits tight = limits();
+  tight.max_context = 128;
+  tight.n_kv_blocks = 2;
+  const auto engine = make(tight, {.max_sequences = 1});
+  const std::vector<int32_t> prompt = prompt_of(70, 1);
+  EXPECT_EQ(read_all(engine->generate(greedy(prompt, 31))).ids, expected_tokens(greedy(prompt, 31)));
+  std::vector<int32_t> other = prompt;
+  other.push_back((expected_tokens(greedy(prompt, 1))[0] + 1) % 100);
+  const Answer answer = read_all(engine->generate(greedy(other, 20)));
+  EXPECT_EQ(answer.finished.finish, Finish::length) << answer.finished.error;
+  EXPECT_EQ(answer.ids, expected_tokens(greedy(other, 20)));
+  EXPECT_EQ(answer.finished.usage.cached_tokens, 0);
+  engine->clear_cache();
+  EXPECT_EQ(engine->stats().cache_hits, 0);
+  EXPECT_EQ(engine->stats().cache_misses, 2);
+  EXPECT_EQ(engine->stats().n_free_blocks, 2);
+}
+
+TEST_P(EngineOf, WhatEndsTheLoopIsAnErrorOfEveryRequestThatRuns) {
+  const auto engine = make(limits(), {.max_sequences = 3});
+  script->hold();
+  script->out_of_memory_from = 1;
+  std::vector<Generation> all;
+  for (uint64_t i = 0; i < 3; ++i) all.push_back(engine->generate(greedy(prompt_of(100, i), 10)));
+  script->await_held();
+  script->allow(-1);
+  for (auto& g : all) {
+    const Answer answer = read_all(g);
+    EXPECT_EQ(answer.finished.finish, Finish::error);
+    EXPECT_EQ(answer.finished.fault, Fault::device);
+    EXPECT_EQ(answer.finished.error, std::bad_alloc().what());
+  }
+  engine->clear_cache();  // and the figures are of now
+  EXPECT_EQ(engine->stats().n_failed, 3);
 }
 
 TEST_P(EngineOf, AStepThatCannotStartEndsItsRequest) {

@@ -203,13 +203,13 @@ TEST(Npz, SurvivesDamage) {
 
 TEST(Goldens, SayWhatIsMissing) {
   try {
-    load_goldens("tests/engine");
+    load_goldens("tests/engine", 8161);
     FAIL();
   } catch (const Error& e) {
     EXPECT_EQ(e.fault(), Fault::user);
     EXPECT_NE(std::string(e.what()).find("prompts.jsonl"), std::string::npos);
   }
-  const Goldens goldens = load_goldens("tests/golden/lily-tiny");
+  const Goldens goldens = load_goldens("tests/golden/lily-tiny", 8161);
   EXPECT_EQ(goldens.prompts.size(), 29u);
   EXPECT_EQ(goldens.forced->ids.size(), 2048u);
   EXPECT_NEAR(goldens.forced->perplexity, 8.9367, 1e-4);

@@ -11,6 +11,7 @@
 #include <limits>
 #include <map>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <span>
 #include <string>
@@ -73,6 +74,7 @@ class ScriptedExecutor final : public Executor {
   };
   std::map<int, std::string> fail_submit, fail_wait;  // by index of the step
   int fail_every_wait_from = std::numeric_limits<int>::max();
+  int out_of_memory_from = std::numeric_limits<int>::max();  // steps that wait() ends in std::bad_alloc
 
   // Steps wait for permission: n more may finish.
   void hold() {
@@ -146,6 +148,7 @@ class ScriptedExecutor final : public Executor {
     flights_.pop_front();
     if (delivered_.size() > 2) delivered_.pop_front();
     const Flight& f = delivered_.back();
+    if (f.index >= out_of_memory_from) throw std::bad_alloc();
     if (f.index >= fail_every_wait_from) throw Error(Fault::device, "the device is gone");
     if (fail_wait.contains(f.index)) throw Error(Fault::device, fail_wait.at(f.index));
     return {.logits = f.logits,

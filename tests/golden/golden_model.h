@@ -18,15 +18,19 @@ inline const model::Checkpoint& tiny_checkpoint() {
   return checkpoint;
 }
 
+inline int32_t tiny_n_tokens() {
+  static const int32_t n_tokens = text::Tokenizer::load(kTinyModel).n_tokens();
+  return n_tokens;
+}
+
 inline const engine::Goldens& tiny_goldens() {
-  static const engine::Goldens goldens = engine::load_goldens(kTinyGoldens);
+  static const engine::Goldens goldens = engine::load_goldens(kTinyGoldens, tiny_n_tokens());
   return goldens;
 }
 
 inline std::unique_ptr<engine::LoadedModel> load_tiny(engine::LoadOptions options) {
-  static const int32_t n_tokens = text::Tokenizer::load(kTinyModel).n_tokens();
   if (options.memory.context == 0) options.memory.context = 2112;
-  auto model = std::make_unique<engine::LoadedModel>(tiny_checkpoint(), n_tokens, options);
+  auto model = std::make_unique<engine::LoadedModel>(tiny_checkpoint(), tiny_n_tokens(), options);
   model->load();
   return model;
 }

@@ -36,7 +36,9 @@ class Random {
   uint64_t state_;
 };
 
-int64_t dtype_bytes(const std::string& dtype) { return dtype == "F32" || dtype == "U32" ? 4 : 2; }
+int64_t dtype_bytes(const std::string& dtype) {
+  return dtype == "F32" || dtype == "U32" || dtype == "I32" ? 4 : 2;
+}
 
 int64_t product(const std::vector<int64_t>& shape) {
   int64_t n = 1;

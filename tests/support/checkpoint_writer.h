@@ -18,7 +18,7 @@ namespace lily::test {
 
 struct Tensor {
   std::string name;
-  std::string dtype;  // BF16, F16, F32, U32
+  std::string dtype;  // BF16, F16, F32, U32, I32
   std::vector<int64_t> shape;
   std::vector<std::byte> data;  // empty in a sparse checkpoint
   int64_t n_bytes() const;      // by type and shape

@@ -1,0 +1,56 @@
+#include "engine/load.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "model/checkpoint.h"
+#include "tests/support/error_of.h"
+#include "tests/support/golden.h"
+
+namespace lily::engine {
+namespace {
+
+using plan::Mechanism;
+using testing::AllOf;
+using testing::HasSubstr;
+
+TEST(PolicyOf, IsTheDevicesWithoutWhatIsDisabled) {
+  const auto device = backend::make_device("cpu", {.threads = 1});
+  const model::Dims dims = model::lily_tiny();
+  const plan::Policy whole = device->policy(dims);
+  EXPECT_EQ(policy_of(*device, dims, {}, {}).kv, whole.kv);
+  EXPECT_EQ(policy_of(*device, dims, plan::FloatType::f32, {}).kv, plan::FloatType::f32);
+  const std::vector<Mechanism> twice = {Mechanism::p1, Mechanism::d3, Mechanism::p1};
+  const plan::Policy policy = policy_of(*device, dims, {}, twice);
+  EXPECT_TRUE(whole.dequantise_in_gemm && whole.concurrent);
+  EXPECT_FALSE(policy.dequantise_in_gemm || policy.concurrent);
+  EXPECT_TRUE(policy.pack_query_heads) << "what was not named stays";
+}
+
+TEST(PolicyOf, TheReferenceKeepsKvInFullPrecision) {
+  const auto device = backend::make_device("reference", {.threads = 1});
+  EXPECT_EQ(policy_of(*device, model::lily_tiny(), plan::FloatType::bf16, {}).kv, plan::FloatType::f32);
+}
+
+TEST(PolicyOf, RefusesAMechanismThatTheBackendDoesNotHave) {
+  const auto device = backend::make_device("cpu", {.threads = 1});
+  const std::vector<Mechanism> disable = {Mechanism::p1, Mechanism::p2};
+  try {
+    policy_of(*device, model::lily_tiny(), {}, disable);
+    FAIL() << "P2 does not exist on a CPU";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.fault(), Fault::user);
+    EXPECT_THAT(e.what(), AllOf(HasSubstr("--disable P2"), HasSubstr("'cpu'")));
+  }
+}
+
+TEST(LoadedModel, RefusesAMechanismThatTheBackendDoesNotHave) {
+  const model::Checkpoint checkpoint = model::Checkpoint::open(test::kTinyModel);
+  const LoadOptions options{.backend = "reference", .disable = {Mechanism::d2}};
+  EXPECT_THAT(test::error_of([&] { LoadedModel(checkpoint, 8161, options); }),
+              AllOf(HasSubstr("D2"), HasSubstr("'reference'")));
+}
+
+}  // namespace
+}  // namespace lily::engine
