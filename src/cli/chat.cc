@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "cli/line_editor.h"
+#include "text/chat_template.h"
 
 namespace lily::cli {
 namespace {
@@ -70,16 +71,16 @@ class Chat {
       if (result == LineEditor::Result::end_of_input) return 0;
       if (result == LineEditor::Result::interrupted || line.find_first_not_of(" \t\n") == std::string::npos)
         continue;
+      interrupted() = false;
       editor_.add_history(line);
       if (!history_.empty()) editor_.save_history(history_);
-      interrupted() = false;
       try {
         if (line[0] == '/') {
           if (!command(line)) return 0;
         } else {
           ask(line);
         }
-      } catch (const Error& e) {
+      } catch (const std::exception& e) {
         fmt::print(stderr, "lily: {}\n", e.what());
       }
     }
@@ -113,8 +114,9 @@ class Chat {
   bool command(const std::string& line) {
     const size_t space = line.find_first_of(" \n");
     const std::string name = line.substr(0, space);
-    const std::string rest =
-        space == std::string::npos ? "" : line.substr(line.find_first_not_of(" \n", space));
+    const size_t begin = space == std::string::npos ? space : line.find_first_not_of(" \n", space);
+    std::string rest = begin == std::string::npos ? "" : line.substr(begin);
+    rest.erase(rest.find_last_not_of(" \n") + 1);
     if (name == "/quit" || name == "/exit") return false;
     if (name == "/help") {
       fmt::print(stderr, "{}", kHelp);
@@ -124,6 +126,7 @@ class Chat {
       set_system(rest);
     } else if (name == "/think") {
       if (rest == "on" || rest == "off") options_.think = rest == "on";
+      else if (!rest.empty()) fail(Fault::user, "/think {}: expected on or off", rest);
       fmt::print(stderr, "lily: thinking is {}\n", options_.think ? "on" : "off");
     } else if (name == "/save") {
       save(rest);
@@ -152,7 +155,9 @@ class Chat {
     const Json json = Json::parse(read_text_file(path, kMaxConversationBytes), nullptr, false);
     if (!json.is_object() || !json.contains("messages"))
       fail(Fault::user, "{}: expected a JSON object with \"messages\"", path);
-    messages_ = text::parse_messages(json["messages"]);
+    std::vector<text::Message> messages = text::parse_messages(json["messages"]);
+    text::render(messages, tools_, {});  // throws what the next question would run into
+    messages_ = std::move(messages);
     system_.clear();
     if (!messages_.empty() && messages_[0].role == "system")
       for (const text::ContentPart& part : messages_[0].content) system_ += part.text;

@@ -70,7 +70,9 @@ int run(const Options& o) {
     fmt::print("{}\n",
                report.first ? "first difference: " + report.first->line() : "no difference beyond tolerance");
   }
-  return report.first ? kExitFailed : 0;
+  if (!report.first) return 0;
+  fmt::print(stderr, "lily: the backends differ: {}\n", report.first->line());
+  return kExitFailed;
 }
 
 }  // namespace

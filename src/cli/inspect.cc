@@ -76,7 +76,7 @@ void print(const std::string& folder, const model::CheckpointReport& report, boo
           tensor.bits > 0 ? fmt::format("  {}-bit, groups of {}", tensor.bits, tensor.group_size) : "");
   for (const std::string& notice : report.notices) fmt::print("  note: {}\n", notice);
   for (const std::string& problem : report.problems) fmt::print("  problem: {}\n", problem);
-  if (report.problems.empty()) fmt::print("  no problems: this checkpoint can be run\n");
+  if (report.problems.empty()) fmt::print("  no problems in headers and configuration\n");
 }
 
 }  // namespace
@@ -101,7 +101,10 @@ void add_inspect(CLI::App& app, Action& action) {
       if (options->json)
         fmt::print("{}\n", report_json(report).dump(2, ' ', false, Json::error_handler_t::replace));
       else print(folder, report, options->tensors);
-      return report.problems.empty() ? 0 : kExitFailed;
+      if (report.problems.empty()) return 0;
+      fmt::print(stderr, "lily: {}: {} problem{}; the first: {}\n", folder, report.problems.size(),
+                 report.problems.size() == 1 ? "" : "s", report.problems[0]);
+      return kExitFailed;
     };
   });
 }

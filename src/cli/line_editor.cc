@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <fstream>
 #include <iostream>
@@ -29,23 +30,37 @@ bool is_word_character(char c) {
   return static_cast<unsigned char>(c) >= 0x80 || std::isalnum(static_cast<unsigned char>(c)) || c == '_';
 }
 
-// The terminal in raw mode for as long as this lives.
+termios original;                      // as it was before the first change
+volatile sig_atomic_t is_changed = 0;  // `original` is valid and to be restored
+
+constexpr std::string_view kPasteOn = "\x1b[?2004h", kPasteOff = "\x1b[?2004l";
+
+// Keys come one by one, unechoed, Enter as CR; Ctrl-C is a signal only if `signals`.
+void set_keys(bool signals) {
+  if (is_changed == 0) {
+    tcgetattr(STDIN_FILENO, &original);
+    is_changed = 1;
+  }
+  termios raw = original;
+  raw.c_iflag &= ~static_cast<tcflag_t>(BRKINT | ICRNL | INPCK | ISTRIP | IXON);
+  raw.c_cflag |= CS8;
+  raw.c_lflag &= ~static_cast<tcflag_t>(ECHO | ICANON | IEXTEN);
+  if (!signals) raw.c_lflag &= ~static_cast<tcflag_t>(ISIG);
+  raw.c_cc[VMIN] = 1;
+  raw.c_cc[VTIME] = 0;
+  tcsetattr(STDIN_FILENO, TCSADRAIN, &raw);
+}
+
+// Editing for as long as this lives.
 class RawMode {
  public:
   RawMode() {
-    tcgetattr(STDIN_FILENO, &saved_);
-    termios raw = saved_;
-    raw.c_iflag &= ~static_cast<tcflag_t>(BRKINT | ICRNL | INPCK | ISTRIP | IXON);
-    raw.c_cflag |= CS8;
-    raw.c_lflag &= ~static_cast<tcflag_t>(ECHO | ICANON | IEXTEN | ISIG);
-    raw.c_cc[VMIN] = 1;
-    raw.c_cc[VTIME] = 0;
-    tcsetattr(STDIN_FILENO, TCSADRAIN, &raw);
-    put("\x1b[?2004h");  // bracketed paste on
+    set_keys(false);
+    put(kPasteOn);
   }
   ~RawMode() {
-    put("\x1b[?2004l");
-    tcsetattr(STDIN_FILENO, TCSADRAIN, &saved_);
+    put(kPasteOff);
+    set_keys(true);
   }
   RawMode(const RawMode&) = delete;
   RawMode& operator=(const RawMode&) = delete;
@@ -58,9 +73,6 @@ class RawMode {
       text.remove_prefix(static_cast<size_t>(n));
     }
   }
-
- private:
-  termios saved_{};
 };
 
 int terminal_columns() {
@@ -318,7 +330,14 @@ int display_width(std::string_view text) {
   return width;
 }
 
-LineEditor::LineEditor() = default;
+void restore_terminal() {
+  if (is_changed == 0) return;
+  is_changed = 0;
+  [[maybe_unused]] const ssize_t n = ::write(STDOUT_FILENO, kPasteOff.data(), kPasteOff.size());
+  tcsetattr(STDIN_FILENO, TCSANOW, &original);
+}
+
+LineEditor::~LineEditor() { restore_terminal(); }
 
 void LineEditor::add_history(const std::string& line) {
   if (line.empty() || (!history_.empty() && history_.back() == line)) return;

@@ -81,8 +81,12 @@ class KeyDecoder {
 
 class LineEditor {
  public:
-  // Raw mode only while read() waits for a line.
-  LineEditor();
+  // From the first read() on, until this is destroyed, keys go unechoed and unchanged to the next read(), so
+  // that what is typed during an answer is not lost; Ctrl-C is a signal outside read() and a key inside.
+  LineEditor() = default;
+  ~LineEditor();
+  LineEditor(const LineEditor&) = delete;
+  LineEditor& operator=(const LineEditor&) = delete;
 
   enum class Result { line, interrupted, end_of_input };
   // Shows the prompt and edits one message, which may hold line breaks. `line` is valid with Result::line.
@@ -101,6 +105,9 @@ class LineEditor {
   std::vector<std::string> history_;
   int drawn_cursor_row_ = 0;  // where the last draw left the cursor, in rows below the prompt's first
 };
+
+// Gives the terminal back as it was before the first read(). Safe in a signal handler.
+void restore_terminal();
 
 // Columns that a UTF-8 text takes on a terminal.
 int display_width(std::string_view text);

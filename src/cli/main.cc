@@ -8,12 +8,20 @@
 
 #include "base/error.h"
 #include "cli/command.h"
+#include "cli/line_editor.h"
 
 namespace {
 
 extern "C" void on_interrupt(int) {
   // A second Ctrl-C ends the program whatever it is doing.
-  if (lily::cli::interrupted().exchange(true)) std::_Exit(lily::cli::kExitInterrupted);
+  if (!lily::cli::interrupted().exchange(true)) return;
+  lily::cli::restore_terminal();
+  std::_Exit(lily::cli::kExitInterrupted);
+}
+
+extern "C" void on_terminate(int signal) {
+  lily::cli::restore_terminal();
+  std::_Exit(128 + signal);
 }
 
 int complain(const char* message, int code) {
@@ -27,6 +35,8 @@ int main(int argc, char** argv) {
   using namespace lily;
   using namespace lily::cli;
   std::signal(SIGINT, on_interrupt);
+  std::signal(SIGTERM, on_terminate);
+  std::signal(SIGHUP, on_terminate);
   std::signal(SIGPIPE, SIG_IGN);
 
   CLI::App app{"lily: local inference for Qwen3.6-35B-A3B"};
@@ -54,7 +64,10 @@ int main(int argc, char** argv) {
   }
   set_verbosity(n_verbose);
   try {
-    return action();
+    const int code = action();
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
+      return complain("the output cannot be written; is the disk full or the reader gone?", kExitFailed);
+    return code;
   } catch (const Interrupted&) {
     return kExitInterrupted;
   } catch (const Error& e) {

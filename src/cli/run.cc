@@ -1,9 +1,11 @@
 // lily run: answers one prompt, or opens the interactive chat.
+#include <poll.h>
 #include <unistd.h>
+#include <cerrno>
+#include <charconv>
 #include <cstdio>
-#include <iostream>
-#include <iterator>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -45,8 +47,47 @@ Json answer_json(const Answer& answer, const Assistant& assistant) {
           {"seed", answer.seed}};
 }
 
+// By read(), which Ctrl-C ends, and not without limit.
 std::string prompt_from_stdin() {
-  return {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
+  constexpr size_t kMaxPromptBytes = size_t{64} << 20;
+  std::string prompt;
+  char buffer[65536];
+  while (true) {
+    pollfd waiting{STDIN_FILENO, POLLIN, 0};
+    if (poll(&waiting, 1, 100) == 0 || interrupted()) {
+      check_interrupted();
+      continue;
+    }
+    const ssize_t n = ::read(STDIN_FILENO, buffer, sizeof buffer);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return prompt;
+    prompt.append(buffer, static_cast<size_t>(n));
+    if (prompt.size() > kMaxPromptBytes) fail(Fault::user, "the prompt on stdin is longer than 64 MB");
+  }
+}
+
+uint64_t parse_seed(const std::string& text) {
+  uint64_t seed = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seed);
+  if (error != std::errc() || end != text.data() + text.size())
+    throw CLI::ValidationError("--seed", "'" + text + "' is not a number from 0 to 2^64 - 1");
+  return seed;
+}
+
+// Every tool a function with a name of its own.
+void check_tools(const Json& tools, const std::string& file) {
+  if (!tools.is_array()) fail(Fault::user, "--tools {}: expected a JSON array of tools", file);
+  std::set<std::string> names;
+  for (size_t i = 0; i < tools.size(); ++i) {
+    const Json& tool = tools[i];
+    if (!tool.is_object() || !tool.contains("function") || !tool["function"].is_object() ||
+        !tool["function"].contains("name") || !tool["function"]["name"].is_string())
+      fail(Fault::user,
+           "--tools {}: tool {} is not {{\"type\": \"function\", \"function\": {{\"name\": ...}}}}", file, i);
+    if (!names.insert(tool["function"]["name"].get<std::string>()).second)
+      fail(Fault::user, "--tools {}: two tools are named '{}'", file,
+           tool["function"]["name"].get<std::string>());
+  }
 }
 
 int run(const Options& o) {
@@ -58,7 +99,7 @@ int run(const Options& o) {
   Json tools;
   if (!o.tools_file.empty()) {
     tools = Json::parse(read_text_file(o.tools_file, kMaxToolsBytes), nullptr, false);
-    if (!tools.is_array()) fail(Fault::user, "--tools {}: expected a JSON array of tools", o.tools_file);
+    check_tools(tools, o.tools_file);
   }
 
   Assistant assistant(o.model);
@@ -85,14 +126,16 @@ int run(const Options& o) {
 void add_answer_options(CLI::App& command, AnswerOptions& o) {
   command.add_option("-n,--max-tokens", o.max_tokens, "Tokens to write at most; 0: the rest of the context")
       ->check(CLI::Range(0, 1 << 30));
-  command.add_option("--stop", o.stop, "Text that ends the answer; may be repeated")->take_all();
+  command.add_option("--stop", o.stop, "Text that ends the answer; may be repeated")->allow_extra_args(false)->take_all();
   command.add_option("-t,--temperature", o.temperature, "0 is greedy")->check(CLI::Range(0.0, 100.0));
   command.add_option("--top-p", o.top_p)->check(CLI::Range(0.0, 1.0));
   command.add_option("--top-k", o.top_k, "0 is off")->check(CLI::Range(0, 1 << 20));
   command.add_option("--min-p", o.min_p)->check(CLI::Range(0.0, 1.0));
   command.add_option("--presence-penalty", o.presence_penalty)->check(CLI::Range(-2.0, 2.0));
   command.add_option("--repetition-penalty", o.repetition_penalty)->check(CLI::Range(0.01, 10.0));
-  command.add_option("--seed", o.seed, "The same seed, model and backend give the same answer");
+  command.add_option_function<std::string>(
+      "--seed", [&o](const std::string& text) { o.seed = parse_seed(text); },
+      "The same seed, model and backend give the same answer");
   command.add_flag("--think,!--no-think", o.think, "Let the model think before it answers (default: on)");
   command.add_flag("--preserve-thinking", o.preserve_thinking,
                    "Keep the thinking of earlier turns in the prompt");

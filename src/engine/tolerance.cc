@@ -8,7 +8,10 @@
 namespace lily::engine {
 namespace {
 
+// Typical relative error of one rounding; the largest is twice that (bf16 keeps 8 significant bits: 2^-8).
 constexpr double kF32 = 0x1p-24, kBf16 = 0x1p-9, kF64 = 0x1p-53;
+// exp, sine and what follows them in fp32 are good to this many roundings.
+constexpr double kElementaryRoundings = 8;
 
 // Two int8 planes with a scale for each group of 64: an error of at most 2^-16 of the group's largest value,
 // which is at most sqrt(64) times its root mean square; uniform over its range.
@@ -62,6 +65,7 @@ OpSize op_size(const plan::Plan& plan, const plan::Op& op) {
     if (use.resource == plan::Resource::kv) {
       size.n_terms = std::max(size.n_terms, plan.shape.context);
       size.dots = true;
+      size.writes_kv = size.writes_kv || use.writes();
     }
     // Every row goes through the state of those before it.
     if (use.resource == plan::Resource::delta_state)
@@ -73,7 +77,8 @@ OpSize op_size(const plan::Plan& plan, const plan::Op& op) {
 double op_tolerance(const Precision& p, const OpSize& size, double row_rms, double y) {
   const double dots = size.dots ? std::hypot(p.dot_input, p.kv) : 0;
   const double each = dots + p.activation + p.accumulate * std::sqrt(static_cast<double>(size.n_terms));
-  return p.activation * std::abs(y) +
+  const double stored = 2 * std::max(p.activation, size.writes_kv ? p.kv : 0.0);
+  return (stored + kElementaryRoundings * p.accumulate) * std::abs(y) +
          kSigmas * std::sqrt(static_cast<double>(size.n_stages)) * each * row_rms;
 }
 

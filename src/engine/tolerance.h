@@ -26,12 +26,13 @@ Precision both(const Precision& a, const Precision& b);
 inline constexpr double kSigmas = 6;
 
 // One op whose inputs are the same on both sides: `row` is one row of its output, y one value in it.
-// |difference| <= activation * |y| + kSigmas * sqrt(n_stages) * (dot_input + accumulate * sqrt(n_terms)) *
-// rms(row).
+// |difference| <= (2 * stored + 8 * accumulate) * |y| + kSigmas * sqrt(n_stages) * (dot_input + activation +
+// accumulate * sqrt(n_terms)) * rms(row), with stored = activation, or kv where that is coarser and written.
 struct OpSize {
   int64_t n_terms = 1;  // of its longest sum
   int n_stages = 1;     // simple ops that it stands for
   bool dots = false;    // has products of activations with weights, or reads KV
+  bool writes_kv = false;
 };
 OpSize op_size(const plan::Plan& plan, const plan::Op& op);
 double op_tolerance(const Precision& p, const OpSize& size, double row_rms, double y);

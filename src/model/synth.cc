@@ -331,9 +331,8 @@ void write_synthetic(const Dims& dims, const fs::path& folder, const SynthOption
   std::error_code failed;
   fs::create_directories(folder, failed);
   if (failed) fail(Fault::user, "{}: cannot be created: {}", folder.string(), failed.message());
-  if (fs::exists(folder / "config.json"))
-    fail(Fault::user, "{}: there is a checkpoint already; remove it or choose another folder",
-         folder.string());
+  if (!fs::is_empty(folder, failed) || failed)
+    fail(Fault::user, "{}: is not empty; remove what is in it or choose another folder", folder.string());
   const std::vector<Shard> shards = make_shards(dims, options.max_shard_bytes);
   const int64_t total = synthetic_bytes(dims);
   const auto space = fs::space(folder, failed);

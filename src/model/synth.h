@@ -27,8 +27,8 @@ struct SynthOptions {
 // Bytes that write_synthetic will put on disk, headers excluded.
 int64_t synthetic_bytes(const Dims& dims);
 
-// Writes config.json, generation_config.json, shards and index into `folder`, which is created; files of a
-// finished checkpoint are not overwritten (Error). Uses all threads of the pool and a few MB a thread.
+// Writes config.json, generation_config.json, shards and index into `folder`, which is created or empty (else
+// Error). Uses all threads of the pool and a few MB a thread.
 // `progress` is called from the calling thread; returning false removes what was written and throws.
 void write_synthetic(const Dims& dims, const std::filesystem::path& folder, const SynthOptions& options,
                      ThreadPool& pool,

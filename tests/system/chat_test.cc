@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -62,9 +63,16 @@ class Terminal {
 
   int exit_code() {
     int status = 0;
-    waitpid(child_, &status, 0);
-    child_ = -1;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    for (int i = 0; i < 200; ++i) {
+      if (waitpid(child_, &status, WNOHANG) == child_) {
+        child_ = -1;
+        return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+      }
+      pollfd waiting{fd_, POLLIN, 0};
+      char buffer[4096];
+      if (poll(&waiting, 1, 100) > 0 && read(fd_, buffer, sizeof buffer) < 0) usleep(10000);
+    }
+    return -1;  // still running after 20 s
   }
 
  private:
@@ -128,6 +136,10 @@ TEST_F(Chat, MistakesAreToldAndTheChatGoesOn) {
   terminal.wait_for("> ");
   terminal.type("/fly\r");
   terminal.wait_for("no command /fly");
+  terminal.type("/help \r");
+  terminal.wait_for("this list");
+  terminal.type("/think maybe\r");
+  terminal.wait_for("expected on or off");
   terminal.type("/load /nonexistent.json\r");
   terminal.wait_for("/nonexistent.json");
   terminal.type("\x03");  // Ctrl-C at the prompt changes nothing

@@ -64,6 +64,17 @@ TEST(Run, AStopStringEndsTheAnswerBeforeIt) {
   EXPECT_EQ(json["finish_reason"], "stop");
 }
 
+TEST(Run, AStopStringTakesOneWord) {
+  const Json json = Json::parse(
+      lily("run " + kTiny + "--json --no-think -t 0 --stop xyzzy What does the word river mean?").out);
+  EXPECT_EQ(json["text"], kAnswer);
+}
+
+TEST(Run, AnOutputThatCannotBeWrittenIsAFailure) {
+  if (!fs::exists("/dev/full")) GTEST_SKIP() << "this system has no /dev/full";
+  EXPECT_EQ(lily("version >/dev/full; exit $?; true").exit_code, 1);
+}
+
 TEST(Run, TheTokenLimitIsTheFinishReason) {
   const Json json = Json::parse(lily("run " + kTiny + "-n 2 --json " + kQuestion).out);
   EXPECT_EQ(json["finish_reason"], "length");
@@ -113,6 +124,7 @@ TEST(Usage, MistakesExitWith2AndOneLine) {
   expect_one_clear_line(lily("plan --shape qwen3.6-35b-a3b --disable P9"), 2, "P9");
   expect_one_clear_line(lily("plan --shape qwen3.6-35b-a3b --device m9"), 2, "m9");
   expect_one_clear_line(lily("eval " + kTiny), 2, "--goldens");
+  expect_one_clear_line(lily("run " + kTiny + "--seed -1 x"), 2, "seed");
 }
 
 TEST(Usage, EveryCommandHasHelpWithExamples) {
@@ -171,6 +183,9 @@ TEST(Synth, WritesACheckpointThatInspectAccepts) {
   EXPECT_EQ(run.exit_code, 0) << run.out;
   EXPECT_TRUE(Json::parse(run.out)["problems"].empty());
   EXPECT_EQ(lily("synth --shape lily-tiny " + folder.string()).exit_code, 2);  // never overwrites
+  for (const auto& entry : fs::directory_iterator(folder))
+    if (entry.path().filename() != "model.safetensors") fs::remove(entry.path());
+  EXPECT_EQ(lily("synth --shape lily-tiny " + folder.string()).exit_code, 2);  // not even a part of one
   fs::remove_all(folder);
 }
 
