@@ -71,7 +71,10 @@ int physical_cores() {
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
-ThreadPool::ThreadPool(int n_threads) : n_threads_(n_threads) {
+// With more threads than cores, one that spins keeps another from working.
+ThreadPool::ThreadPool(int n_threads)
+    : n_threads_(n_threads),
+      n_spins_(n_threads <= static_cast<int>(std::thread::hardware_concurrency()) ? kSpins : 0) {
   LILY_CHECK(n_threads >= 1, "n_threads {}", n_threads);
   for (int thread = 1; thread < n_threads; ++thread)
     threads_.emplace_back([this, thread] { worker(thread); });
@@ -99,7 +102,8 @@ void ThreadPool::call(int thread) {
 void ThreadPool::worker(int thread) {
   uint64_t seen = 0;
   while (true) {
-    for (int spin = 0; spin < kSpins && generation_.load(std::memory_order_acquire) == seen; ++spin) relax();
+    for (int spin = 0; spin < n_spins_ && generation_.load(std::memory_order_acquire) == seen; ++spin)
+      relax();
     if (generation_.load(std::memory_order_acquire) == seen) {
       std::unique_lock lock(mutex_);
       wake_.wait(lock, [&] { return generation_.load() != seen; });
@@ -123,7 +127,7 @@ void ThreadPool::run(const std::function<void(int)>& body) {
   }
   if (n_threads_ > 1) wake_.notify_all();
   call(0);
-  for (int spin = 0; spin < kSpins && n_running_.load(std::memory_order_acquire) != 0; ++spin) relax();
+  for (int spin = 0; spin < n_spins_ && n_running_.load(std::memory_order_acquire) != 0; ++spin) relax();
   if (n_running_.load(std::memory_order_acquire) != 0) {
     std::unique_lock lock(mutex_);
     done_.wait(lock, [&] { return n_running_.load() == 0; });

@@ -40,6 +40,7 @@ class ThreadPool {
   void call(int thread);
 
   const int n_threads_;
+  const int n_spins_;  // before a thread that waits goes to sleep
   std::vector<std::thread> threads_;
   std::mutex mutex_;
   std::condition_variable wake_, done_;
