@@ -126,7 +126,9 @@ int run(const Options& o) {
 void add_answer_options(CLI::App& command, AnswerOptions& o) {
   command.add_option("-n,--max-tokens", o.max_tokens, "Tokens to write at most; 0: the rest of the context")
       ->check(CLI::Range(0, 1 << 30));
-  command.add_option("--stop", o.stop, "Text that ends the answer; may be repeated")->allow_extra_args(false)->take_all();
+  command.add_option("--stop", o.stop, "Text that ends the answer; may be repeated")
+      ->allow_extra_args(false)
+      ->take_all();
   command.add_option("-t,--temperature", o.temperature, "0 is greedy")->check(CLI::Range(0.0, 100.0));
   command.add_option("--top-p", o.top_p)->check(CLI::Range(0.0, 1.0));
   command.add_option("--top-k", o.top_k, "0 is off")->check(CLI::Range(0, 1 << 20));
