@@ -118,13 +118,12 @@ class Implementation final : public EmulatedDevice {
         queue_.pop_front();
       }
       const auto start = std::chrono::steady_clock::now();
-      std::vector<DispatchCounters> counters;
-      auto error = executor.run(*next, counters);
-      const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-      {
+      // Counted one by one: whoever waits for an event of this command buffer shall find them all.
+      auto error = executor.run(*next, [this](DispatchCounters counters) {
         const std::lock_guard lock(mutex_);
-        counters_.insert(counters_.end(), counters.begin(), counters.end());
-      }
+        counters_.push_back(std::move(counters));
+      });
+      const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
       next->complete(std::move(error), seconds.count());
     }
   }

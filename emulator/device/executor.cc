@@ -39,7 +39,7 @@ Executor::Executor(const Options& options, Findings& findings)
       random_(options.seed) {}
 
 std::optional<std::string> Executor::run(const EmulatedCommandBuffer& command_buffer,
-                                         std::vector<DispatchCounters>& counters) {
+                                         const std::function<void(DispatchCounters)>& count) {
   delay();
   const uint64_t n_findings_before = findings_.n_added();
   const auto& commands = command_buffer.commands();
@@ -74,7 +74,7 @@ std::optional<std::string> Executor::run(const EmulatedCommandBuffer& command_bu
         completed = outcome.completed;
         outcome.counters.command_buffer = static_cast<uint32_t>(command_buffer.sequence());
         outcome.counters.stage = stage;
-        if (options_.keep_counters) counters.push_back(std::move(outcome.counters));
+        if (options_.keep_counters) count(std::move(outcome.counters));
       }
       i = end;
     }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <random>
 #include <string>
@@ -21,7 +22,7 @@ class Executor {
 
   // Returns what went wrong, if anything did.
   std::optional<std::string> run(const EmulatedCommandBuffer& command_buffer,
-                                 std::vector<DispatchCounters>& counters);
+                                 const std::function<void(DispatchCounters)>& count);
 
  private:
   struct Outcome {
