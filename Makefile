@@ -41,7 +41,7 @@ check:  ## format, static analysis of what changed, warnings as errors
 	@scripts/deps build test check
 	@scripts/check
 
-ci-extra:  ## sanitizers, NEON under qemu, slow golden tests
+ci-extra:  ## sanitizers, NEON under qemu, the CUDA compile
 	@scripts/deps build test check extra
 	@scripts/ci-extra
 
