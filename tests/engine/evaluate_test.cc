@@ -108,9 +108,8 @@ TEST(Greedy, EveryPromptIsAnsweredThroughTheEngine) {
 // ---- Files
 
 std::vector<std::byte> bytes_of(const std::string& text) {
-  std::vector<std::byte> bytes(text.size());
-  std::memcpy(bytes.data(), text.data(), text.size());
-  return bytes;
+  const auto bytes = std::as_bytes(std::span(text));
+  return {bytes.begin(), bytes.end()};
 }
 
 std::string little(uint32_t value, int n) {
