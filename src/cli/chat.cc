@@ -59,6 +59,7 @@ class Chat {
       : assistant_(assistant), options_(std::move(options)), tools_(tools) {
     set_system(system);
     history_ = history_path();
+    LineEditor::shorten_history(history_);
     editor_.load_history(history_);
   }
 
@@ -73,7 +74,7 @@ class Chat {
         continue;
       interrupted() = false;
       editor_.add_history(line);
-      if (!history_.empty()) editor_.save_history(history_);
+      if (!history_.empty()) LineEditor::append_history(history_, line);
       try {
         if (line[0] == '/') {
           if (!command(line)) return 0;

@@ -1,7 +1,9 @@
 #include "cli/line_editor.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <termios.h>
 #include <unistd.h>
 #include <utf8proc.h>
@@ -10,14 +12,16 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 
 namespace lily::cli {
 namespace {
 
-constexpr size_t kMaxHistory = 1000;
-constexpr int kEscapeWaitMs = 50;  // a lone ESC key sends nothing more
+constexpr size_t kMaxHistory = 1000;                  // lines that the arrow keys reach
+constexpr size_t kMaxHistoryBytes = size_t{1} << 20;  // of the file
+constexpr int kEscapeWaitMs = 50;                     // a lone ESC key sends nothing more
 
 bool is_continuation(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
 
@@ -358,16 +362,42 @@ void LineEditor::load_history(const std::string& path) {
   }
 }
 
-void LineEditor::save_history(const std::string& path) const {
-  std::ofstream out(path, std::ios::trunc);
-  for (const std::string& line : history_) {
-    for (const char c : line) {
-      if (c == '\n') out << "\\n";
-      else if (c == '\\') out << "\\\\";
-      else out << c;
-    }
-    out << '\n';
+bool LineEditor::append_history(const std::string& path, const std::string& line) {
+  std::string entry;
+  for (const char c : line) {
+    if (c == '\n') entry += "\\n";
+    else if (c == '\\') entry += "\\\\";
+    else entry += c;
   }
+  entry += '\n';
+  // One write at the end of the file: programs that run side by side do not lose each other's lines.
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, S_IRUSR | S_IWUSR);
+  if (fd < 0) return false;
+  const bool written = ::write(fd, entry.data(), entry.size()) == static_cast<ssize_t>(entry.size());
+  return ::close(fd) == 0 && written;
+}
+
+void LineEditor::shorten_history(const std::string& path) {
+  std::error_code error;
+  const auto n_bytes = std::filesystem::file_size(path, error);
+  if (error || n_bytes <= kMaxHistoryBytes) return;
+  std::vector<std::string> entries;
+  {
+    std::ifstream in(path);
+    for (std::string entry; std::getline(in, entry);) entries.push_back(std::move(entry));
+  }
+  // The newest half of the bytes stays.
+  size_t first = entries.size(), kept = 0;
+  while (first > 0 && kept + entries[first - 1].size() + 1 <= kMaxHistoryBytes / 2)
+    kept += entries[--first].size() + 1;
+  const std::string aside = path + ".new";
+  const int fd = ::open(aside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, S_IRUSR | S_IWUSR);
+  if (fd < 0) return;  // another program is at it
+  std::string text;
+  for (; first < entries.size(); ++first) text += entries[first] + '\n';
+  const bool written = ::write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size());
+  if (::close(fd) == 0 && written) std::filesystem::rename(aside, path, error);
+  else std::filesystem::remove(aside, error);
 }
 
 void LineEditor::draw(std::string_view prompt, const EditBuffer& buffer) {

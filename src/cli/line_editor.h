@@ -96,7 +96,10 @@ class LineEditor {
   const std::vector<std::string>& history() const { return history_; }
   // One entry a line, line breaks and backslashes escaped. Missing or unreadable files are an empty history.
   void load_history(const std::string& path);
-  void save_history(const std::string& path) const;
+  // Adds a line to the file, which only its owner may read; false if it cannot be written.
+  static bool append_history(const std::string& path, const std::string& line);
+  // Cuts a file that has grown too long to its newest lines.
+  static void shorten_history(const std::string& path);
 
  private:
   Result read_terminal(std::string_view prompt, std::string& line);

@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "tests/support/temp_folder.h"
+
 namespace lily::cli {
 namespace {
 
@@ -98,18 +100,45 @@ TEST(EditBuffer, WordsAndLinesAreErased) {
   EXPECT_EQ(b.text(), "\nfour");
 }
 
-TEST(LineEditor, HistorySurvivesItsFile) {
-  const auto path = std::filesystem::temp_directory_path() / "lily_history_test";
-  LineEditor writer;
-  writer.add_history("plain");
-  writer.add_history("two\nlines with \\ and \\n");
-  writer.add_history("two\nlines with \\ and \\n");  // repeated: kept once
-  writer.save_history(path.string());
-  LineEditor reader;
-  reader.load_history(path.string());
-  EXPECT_EQ(reader.history(), writer.history());
-  EXPECT_EQ(reader.history().size(), 2u);
-  std::filesystem::remove(path);
+class History : public testing::Test {
+ protected:
+  static std::vector<std::string> read(const std::filesystem::path& path) {
+    LineEditor reader;
+    reader.load_history(path.string());
+    return reader.history();
+  }
+  test::TempFolder folder_;
+  const std::filesystem::path path_ = folder_.path() / "history";
+};
+
+TEST_F(History, SurvivesItsFile) {
+  const std::string lines[] = {"plain", "two\nlines with \\ and \\n"};
+  for (const std::string& line : lines) EXPECT_TRUE(LineEditor::append_history(path_.string(), line));
+  EXPECT_EQ(read(path_), (std::vector<std::string>{lines[0], lines[1]}));
+}
+
+TEST_F(History, OfTwoChatsIsKept) {
+  LineEditor::append_history(path_.string(), "of the first");
+  LineEditor::append_history(path_.string(), "of the second");
+  LineEditor::append_history(path_.string(), "of the first again");
+  EXPECT_EQ(read(path_).size(), 3u);
+}
+
+TEST_F(History, IsForItsOwnerAlone) {
+  LineEditor::append_history(path_.string(), "a secret");
+  EXPECT_EQ(std::filesystem::status(path_).permissions(),
+            std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
+}
+
+TEST_F(History, ALongFileIsCutToItsNewestLines) {
+  const std::string filler(1000, 'x');
+  for (int i = 0; i < 1100; ++i) LineEditor::append_history(path_.string(), std::to_string(i) + filler);
+  LineEditor::shorten_history(path_.string());
+  EXPECT_LT(std::filesystem::file_size(path_), size_t{1} << 19);
+  const std::vector<std::string> lines = read(path_);
+  ASSERT_GT(lines.size(), 400u);
+  EXPECT_EQ(lines.back(), "1099" + filler);
+  EXPECT_EQ(lines.front(), std::to_string(1100 - lines.size()) + filler);
 }
 
 TEST(LineEditor, WidthsFollowTheTerminal) {
