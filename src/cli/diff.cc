@@ -51,9 +51,12 @@ int run(const Options& o) {
   };
   const auto candidate = load(o.model.backend);
   const auto reference = load(o.against);
-  const engine::DiffReport report = engine::diff(
-      *candidate, *reference, checkpoint.dims(), chosen_policy(*candidate, checkpoint.dims(), o.model),
-      tokens, {.phase = o.phase == "decode" ? plan::Phase::decode : plan::Phase::prefill, .until = o.until});
+  const engine::DiffReport report =
+      engine::diff(*candidate, *reference, checkpoint.dims(),
+                   chosen_policy(*candidate, checkpoint.dims(), o.model), tokens,
+                   {.phase = o.phase == "decode" ? plan::Phase::decode : plan::Phase::prefill,
+                    .until = o.until,
+                    .between_ops = check_interrupted});
   if (o.json) {
     const Json json = {{"backend", candidate->info().backend},
                        {"against", o.against},

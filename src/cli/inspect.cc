@@ -1,9 +1,11 @@
 // lily inspect: what is in a checkpoint, and what is wrong with it.
 #include <cstdio>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "cli/command.h"
+#include "text/tokenizer.h"
 
 namespace lily::cli {
 namespace {
@@ -28,6 +30,25 @@ Json dims_json(const model::Dims& d) {
           {"shared_width", d.shared_width},
           {"rope_theta", d.rope_theta},
           {"max_positions", d.max_positions}};
+}
+
+// Adds what is wrong with the tokenizer. A checkpoint without one can be measured, but not asked.
+void check_tokenizer(const std::string& folder, model::CheckpointReport& report) {
+  std::error_code error;
+  if (!std::filesystem::exists(std::filesystem::path(folder) / "tokenizer.json", error)) {
+    report.notices.emplace_back("there is no tokenizer.json: lily bench can use this, lily run cannot");
+    return;
+  }
+  try {
+    const text::Tokenizer tokenizer = text::Tokenizer::load(folder);
+    if (report.config && tokenizer.n_tokens() > report.config->dims.vocab)
+      report.problems.push_back(fmt::format(
+          "tokenizer.json: has ids up to {}, and the model's vocabulary ends at {}; are both files "
+          "of one checkpoint?",
+          tokenizer.n_tokens() - 1, report.config->dims.vocab));
+  } catch (const Error& e) {
+    report.problems.emplace_back(e.what());
+  }
 }
 
 Json report_json(const model::CheckpointReport& report) {
@@ -97,7 +118,8 @@ void add_inspect(CLI::App& app, Action& action) {
   command->callback([options, &action] {
     action = [options] {
       const std::string folder = find_model(options->model);
-      const model::CheckpointReport report = model::inspect_checkpoint(folder);
+      model::CheckpointReport report = model::inspect_checkpoint(folder);
+      check_tokenizer(folder, report);
       if (options->json)
         fmt::print("{}\n", report_json(report).dump(2, ' ', false, Json::error_handler_t::replace));
       else print(folder, report, options->tensors);

@@ -30,11 +30,13 @@ class OpByOp {
                       precision_of(reference.info().backend, plan.policy));
   }
 
-  DiffReport run(const std::string& until) {
+  DiffReport run(const DiffOptions& options) {
+    const std::string& until = options.until;
     const auto program_a = a_.compile(plan_), program_b = b_.compile(plan_);
     program_a->submit(inputs_);
     program_a->wait();
     for (size_t i = 0; i < plan_.ops.size(); ++i) {
+      if (options.between_ops) options.between_ops();
       const plan::Op& op = plan_.ops[i];
       const std::vector<plan::Use> uses = plan::uses(op);
       for (const plan::Use& use : uses)
@@ -244,7 +246,7 @@ DiffReport diff(Device& candidate, Device& reference, const model::Dims& dims, c
                                    .block_table = blocks,
                                    .output_rows = output_rows,
                                    .n_tokens = dims.vocab};
-  return OpByOp(candidate, reference, plan, inputs).run(options.until);
+  return OpByOp(candidate, reference, plan, inputs).run(options);
 }
 
 }  // namespace lily::engine

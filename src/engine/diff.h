@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -27,7 +28,8 @@ struct Difference {
 
 struct DiffOptions {
   plan::Phase phase = plan::Phase::prefill;
-  std::string until;  // the last value to compare, "layers.3.router_logits"; empty: all
+  std::string until;                  // the last value to compare, "layers.3.router_logits"; empty: all
+  std::function<void()> between_ops;  // may throw, which ends it all
 };
 
 struct DiffReport {

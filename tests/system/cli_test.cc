@@ -7,6 +7,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "tests/support/temp_folder.h"
 #include "tests/system/program.h"
 
 namespace lily::test {
@@ -173,6 +174,28 @@ TEST(Plan, ListsOneLineAnOp) {
       lily("plan --shape qwen3.6-35b-a3b --phase prefill --rows 512 --list --backend reference");
   EXPECT_EQ(run.exit_code, 0) << run.err;
   EXPECT_NE(run.out.find("layers.39.router"), std::string::npos);
+}
+
+TEST(Inspect, ABrokenTokenizerIsAProblem) {
+  TempFolder folder;
+  for (const auto& entry : fs::directory_iterator("models/lily-tiny"))
+    if (entry.is_regular_file())
+      fs::create_symlink(fs::absolute(entry.path()), folder.path() / entry.path().filename());
+  fs::remove(folder.path() / "tokenizer.json");
+  const Outcome without = lily("inspect " + folder.path().string());
+  EXPECT_EQ(without.exit_code, 0) << without.err;
+  EXPECT_NE(without.out.find("there is no tokenizer.json"), std::string::npos) << without.out;
+  write_file(folder.path() / "tokenizer.json", "{\"model\": {}}");
+  const Outcome broken = lily("inspect " + folder.path().string());
+  expect_one_clear_line(broken, 1, "tokenizer.json");
+}
+
+TEST(Diff, CanBeInterrupted) {
+  // Ctrl-C from outside, while the slow backend is at work.
+  const Outcome run = lily("diff " + kTiny +
+                           "--backend reference --against reference --rows 400 --text "
+                           "docs/numerics.md & pid=$!; sleep 2; kill -INT $pid; wait $pid");
+  EXPECT_EQ(run.exit_code, 130) << run.out << run.err;
 }
 
 TEST(Synth, WritesACheckpointThatInspectAccepts) {
