@@ -55,7 +55,7 @@ text::Message assistant_turn(const Answer& answer) {
 
 class Chat {
  public:
-  Chat(Assistant& assistant, AnswerOptions options, const std::string& system, const Json& tools)
+  Chat(engine::Assistant& assistant, AnswerOptions options, const std::string& system, const Json& tools)
       : assistant_(assistant), options_(std::move(options)), tools_(tools) {
     set_system(system);
     history_ = history_path();
@@ -98,8 +98,8 @@ class Chat {
     messages_.push_back(text::Message::of("user", text));
     AnswerPrinter printer;
     try {
-      last_ = assistant_.answer(messages_, tools_, options_,
-                                [&](const text::OutputEvent& e) { printer.print(e); });
+      last_ = answer(assistant_, messages_, tools_, options_,
+                     [&](const text::OutputEvent& e) { printer.print(e); });
     } catch (...) {
       printer.finish();
       messages_.pop_back();  // the question can be asked again, shorter perhaps
@@ -165,7 +165,7 @@ class Chat {
     fmt::print(stderr, "lily: {} messages read from {}\n", messages_.size(), path);
   }
 
-  Assistant& assistant_;
+  engine::Assistant& assistant_;
   AnswerOptions options_;
   const Json& tools_;
   std::string system_, history_;
@@ -259,12 +259,13 @@ void print_statistics(const Answer& a) {
              "lily: prompt {} tokens ({} cached) at {:.0f} tok/s, answer {} tokens at {:.0f} tok/s, first "
              "token after "
              "{:.0f} ms{}\n",
-             a.usage.prompt_tokens, a.usage.cached_tokens, a.prefill_tok_s(), a.usage.completion_tokens,
-             a.decode_tok_s(), a.timings.ttft_ms,
-             a.finish == engine::Finish::length ? "; ended by the token limit" : "");
+             a.end.usage.prompt_tokens, a.end.usage.cached_tokens, a.prefill_tok_s(),
+             a.end.usage.completion_tokens, a.decode_tok_s(), a.end.timings.ttft_ms,
+             a.end.finish == engine::Finish::length ? "; ended by the token limit" : "");
 }
 
-int chat(Assistant& assistant, const AnswerOptions& options, const std::string& system, const Json& tools) {
+int chat(engine::Assistant& assistant, const AnswerOptions& options, const std::string& system,
+         const Json& tools) {
   return Chat(assistant, options, system, tools).loop();
 }
 

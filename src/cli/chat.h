@@ -4,7 +4,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
-#include "cli/assistant.h"
+#include "cli/answer.h"
 
 namespace lily::cli {
 
@@ -32,7 +32,7 @@ std::string safe_for_terminal(std::string_view text);
 void print_statistics(const Answer& answer);
 
 // Reads messages and answers them until /quit or Ctrl-D. Returns the exit code.
-int chat(Assistant& assistant, const AnswerOptions& options, const std::string& system,
+int chat(engine::Assistant& assistant, const AnswerOptions& options, const std::string& system,
          const nlohmann::ordered_json& tools);
 
 // A conversation as a JSON file: {"messages": [...]} in OpenAI's form.

@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "cli/assistant.h"
+#include "cli/answer.h"
 #include "cli/chat.h"
 
 namespace lily::cli {
@@ -27,7 +27,7 @@ struct Options {
   bool json = false;
 };
 
-Json answer_json(const Answer& answer, const Assistant& assistant) {
+Json answer_json(const Answer& answer, const engine::Assistant& assistant) {
   Json calls = Json::array();
   for (const auto& call : answer.output.calls)
     calls.push_back({{"name", call.name}, {"arguments", call.arguments}});
@@ -36,15 +36,15 @@ Json answer_json(const Answer& answer, const Assistant& assistant) {
           {"tool_calls", calls},
           {"token_ids", answer.token_ids},
           {"finish_reason", answer.finish_reason()},
-          {"prompt_tokens", answer.usage.prompt_tokens},
-          {"cached_tokens", answer.usage.cached_tokens},
-          {"completion_tokens", answer.usage.completion_tokens},
+          {"prompt_tokens", answer.end.usage.prompt_tokens},
+          {"cached_tokens", answer.end.usage.cached_tokens},
+          {"completion_tokens", answer.end.usage.completion_tokens},
           {"prefill_tok_s", answer.prefill_tok_s()},
           {"decode_tok_s", answer.decode_tok_s()},
-          {"ttft_ms", answer.timings.ttft_ms},
+          {"ttft_ms", answer.end.timings.ttft_ms},
           {"model", assistant.folder()},
           {"backend", assistant.backend()},
-          {"seed", answer.seed}};
+          {"seed", answer.end.seed}};
 }
 
 // By read(), which Ctrl-C ends, and not without limit.
@@ -102,21 +102,21 @@ int run(const Options& o) {
     check_tools(tools, o.tools_file);
   }
 
-  Assistant assistant(o.model);
-  if (is_interactive) return chat(assistant, o.answer, o.system, tools);
+  const auto assistant = load_assistant(o.model);
+  if (is_interactive) return chat(*assistant, o.answer, o.system, tools);
 
   std::vector<text::Message> messages;
   if (!o.system.empty()) messages.push_back(text::Message::of("system", o.system));
   messages.push_back(text::Message::of("user", prompt));
   AnswerPrinter printer;
-  const Answer answer = assistant.answer(messages, tools, o.answer, [&](const text::OutputEvent& event) {
+  const Answer given = answer(*assistant, messages, tools, o.answer, [&](const text::OutputEvent& event) {
     if (!o.json) printer.print(event);
   });
   if (o.json) {
-    fmt::print("{}\n", answer_json(answer, assistant).dump(2, ' ', false, Json::error_handler_t::replace));
+    fmt::print("{}\n", answer_json(given, *assistant).dump(2, ' ', false, Json::error_handler_t::replace));
   } else {
     printer.finish();
-    print_statistics(answer);
+    print_statistics(given);
   }
   return interrupted() ? kExitInterrupted : 0;
 }

@@ -1,0 +1,289 @@
+#include "engine/assistant.h"
+
+#include <algorithm>
+#include <deque>
+#include <filesystem>
+#include <random>
+#include <utility>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "text/normalise.h"
+#include "text/output_reader.h"
+#include "text/tool_schema.h"
+
+namespace lily::engine {
+namespace {
+
+constexpr uint64_t kMaxTemplateBytes = 1 << 20;
+
+uint64_t random_seed() {
+  std::random_device device;
+  return (uint64_t{device()} << 32) ^ device();
+}
+
+void check_template(const std::string& folder) {
+  const std::filesystem::path path = std::filesystem::path(folder) / "chat_template.jinja";
+  std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored)) return;
+  switch (text::identify_template(read_text_file(path, kMaxTemplateBytes))) {
+    case text::KnownTemplate::qwen36:
+      return;
+    case text::KnownTemplate::qwen35:
+      log(LogLevel::notice, "{}: the chat template is Qwen3.5's; the one of Qwen3.6 is used instead",
+          path.string());
+      return;
+    case text::KnownTemplate::unknown:
+      log(LogLevel::warning, "{}: an unknown chat template; the one of Qwen3.6 is used instead",
+          path.string());
+      return;
+  }
+}
+
+text::Conversation conversation_of(const ChatRequest& request) {
+  return text::normalise(request.messages, {.add_generation_prompt = request.add_generation_prompt,
+                                            .enable_thinking = request.thinking.enabled,
+                                            .preserve_thinking = request.thinking.preserve});
+}
+
+}  // namespace
+
+// ---- One answer
+
+class AnswerStream::State {
+ public:
+  struct Begin {
+    nlohmann::ordered_json tools;
+    text::OutputOptions output;
+    bool parallel_calls = true;
+    uint64_t seed = 0;
+    int32_t n_prompt = 0;
+    int32_t n_context = 0;
+  };
+
+  State(const text::Tokenizer& tokenizer, Begin begin, Engine& engine, GenerateRequest request)
+      : begin_(std::move(begin)),
+        tools_(begin_.tools),
+        reader_(tokenizer, tools_, begin_.output),
+        generation_(engine.generate(std::move(request))) {}
+
+  std::optional<AnswerEvent> next_for(std::chrono::milliseconds timeout) {
+    // Tokens that no longer count leave nothing to hand on; what comes after them is at hand soon.
+    while (ready_.empty()) {
+      std::optional<Event> event = generation_.next_for(timeout);
+      if (!event) return {};
+      std::visit([&](auto& e) { take(e); }, *event);
+    }
+    AnswerEvent event = std::move(ready_.front());
+    ready_.pop_front();
+    done_ = std::holds_alternative<AnswerEnd>(event);
+    return event;
+  }
+
+  bool done() const { return done_; }
+  void cancel() { generation_.cancel(); }
+  uint64_t seed() const { return begin_.seed; }
+
+ private:
+  void take(PromptProgress& progress) { ready_.emplace_back(progress); }
+
+  void take(Token& token) {
+    if (closed_) return;  // it had been decoded already when the answer ended
+    AnswerPiece piece;
+    reader_.push(token.id, piece.events);
+    ++n_tokens_;
+    piece.tokens.push_back(std::move(token));
+    close_if_over(piece);
+    ready_.emplace_back(std::move(piece));
+  }
+
+  // The answer is over although the model would go on.
+  void close_if_over(AnswerPiece& piece) {
+    bool over = reader_.parser().matched_stop() >= 0;
+    if (!begin_.parallel_calls && reader_.parser().n_complete_calls() > 0) {
+      // What came after the first call in the same token does not count.
+      const auto call_end = std::find_if(piece.events.begin(), piece.events.end(), [](const auto& e) {
+        return e.kind == text::OutputEvent::Kind::call_end;
+      });
+      if (call_end != piece.events.end()) piece.events.erase(call_end + 1, piece.events.end());
+      over = true;
+    }
+    if (!over) return;
+    closed_ = true;
+    generation_.cancel();
+  }
+
+  void take(Finished& finished) {
+    AnswerEnd end{.finish = finished.finish,
+                  .fault = finished.fault,
+                  .error = std::move(finished.error),
+                  .usage = finished.usage,
+                  .timings = finished.timings,
+                  .seed = begin_.seed};
+    if (closed_) {
+      end.finish = Finish::stop;
+      end.usage.completion_tokens = n_tokens_;
+    } else {
+      const bool is_whole = finished.finish == Finish::stop;
+      AnswerPiece last;
+      reader_.finish(is_whole ? text::OutputEnd::stop : text::OutputEnd::length, last.events);
+      close_if_over(last);
+      if (!last.events.empty()) ready_.emplace_back(std::move(last));
+    }
+    end.stop_string = reader_.parser().matched_stop();
+    if (end.stop_string >= 0) end.detail = AnswerEnd::Detail::stop_string;
+    end.n_complete_calls =
+        begin_.parallel_calls ? reader_.parser().n_complete_calls()
+                              : std::min(reader_.parser().n_complete_calls(), 1);
+    end.context_full = end.finish == Finish::length &&
+                       begin_.n_prompt + end.usage.completion_tokens >= begin_.n_context;
+    end.reasoning_tokens = reader_.n_reasoning_tokens();
+    ready_.emplace_back(std::move(end));
+  }
+
+  Begin begin_;
+  text::ToolSet tools_;
+  text::OutputReader reader_;
+  Generation generation_;
+  std::deque<AnswerEvent> ready_;
+  int32_t n_tokens_ = 0;
+  bool closed_ = false;  // nothing more of the answer counts
+  bool done_ = false;
+};
+
+AnswerStream::AnswerStream(std::unique_ptr<State> state) : state_(std::move(state)) {}
+AnswerStream::AnswerStream(AnswerStream&&) noexcept = default;
+AnswerStream& AnswerStream::operator=(AnswerStream&&) noexcept = default;
+AnswerStream::~AnswerStream() = default;
+
+std::optional<AnswerEvent> AnswerStream::next_for(std::chrono::milliseconds timeout) {
+  return state_->next_for(timeout);
+}
+bool AnswerStream::done() const { return state_->done(); }
+void AnswerStream::cancel() { state_->cancel(); }
+uint64_t AnswerStream::seed() const { return state_->seed(); }
+
+// ---- The assistant
+
+Assistant::Assistant(const std::string& folder, const LoadOptions& load, const EngineOptions& options)
+    : folder_(folder),
+      checkpoint_(std::make_unique<model::Checkpoint>(model::Checkpoint::open(folder))),
+      tokenizer_(text::Tokenizer::load(folder)),
+      config_(checkpoint_->config()),
+      model_(std::make_unique<LoadedModel>(*checkpoint_, tokenizer_.n_tokens(), load)),
+      options_(options) {
+  check_template(folder_);
+  backend_ = model_->device().info().backend;
+}
+
+Assistant::Assistant(text::Tokenizer tokenizer, model::Config config, std::unique_ptr<Executor> executor,
+                     const EngineOptions& options)
+    : backend_("scripted"),
+      tokenizer_(std::move(tokenizer)),
+      config_(std::move(config)),
+      options_(options),
+      engine_(std::make_unique<Engine>(std::move(executor), options)) {}
+
+Assistant::~Assistant() = default;
+
+void Assistant::load(const backend::Progress& progress) {
+  LILY_CHECK(!engine_, "a model is loaded once");
+  model_->load(progress);
+  engine_ = std::make_unique<Engine>(model_->make_executor(), options_);
+}
+
+int Assistant::context() const {
+  return engine_ ? engine_->limits().max_context : static_cast<int>(model_->memory().context);
+}
+
+SamplingParams Assistant::sampling(const SamplingOverrides& o) const {
+  const model::SamplingDefaults& defaults = config_.sampling;
+  SamplingParams p;
+  p.temperature =
+      o.temperature.value_or(defaults.do_sample ? static_cast<float>(defaults.temperature) : 0.0f);
+  p.top_p = o.top_p.value_or(static_cast<float>(defaults.top_p));
+  p.top_k = o.top_k.value_or(defaults.top_k);
+  p.min_p = o.min_p.value_or(p.min_p);
+  p.presence_penalty = o.presence_penalty.value_or(p.presence_penalty);
+  p.frequency_penalty = o.frequency_penalty.value_or(p.frequency_penalty);
+  p.repetition_penalty = o.repetition_penalty.value_or(p.repetition_penalty);
+  p.logit_bias = o.logit_bias;
+  p.seed = o.seed ? *o.seed : random_seed();
+  return p;
+}
+
+PreparedPrompt Assistant::prepare(const ChatRequest& request) const {
+  text::Conversation conversation = conversation_of(request);
+  const text::RenderedPrompt prompt = text::render(conversation.messages, request.tools, conversation.options);
+  PreparedPrompt prepared{.ids = text::tokenize(prompt, tokenizer_),
+                          .starts_in_thinking = prompt.starts_in_thinking(),
+                          .continues_text = prompt.continues_text()};
+  if (conversation.options.add_generation_prompt) {
+    // The next turn begins as this prompt does up to its generation prompt: a state kept there is not read
+    // again.
+    conversation.options.add_generation_prompt = false;
+    const text::RenderedPrompt stable =
+        text::render(conversation.messages, request.tools, conversation.options);
+    prepared.n_stable = static_cast<int32_t>(text::tokenize(stable, tokenizer_).size());
+  }
+  return prepared;
+}
+
+std::string Assistant::rendered(const ChatRequest& request) const {
+  const text::Conversation conversation = conversation_of(request);
+  return text::render(conversation.messages, request.tools, conversation.options).text();
+}
+
+AnswerStream Assistant::start(const ChatRequest& request) {
+  LILY_CHECK(engine_ != nullptr, "nothing is loaded yet");
+  PreparedPrompt prompt = prepare(request);
+  const bool calls = request.tools.is_array() && !request.tools.empty() &&
+                     request.tool_choice.kind != ToolChoice::Kind::none;
+  const SamplingParams params = sampling(request.sampling);
+  GenerateRequest generate{.session = request.cache_key,
+                           .n_stable = prompt.n_stable,
+                           .sampling = params,
+                           .stop_ids = config_.stop_ids,
+                           .max_tokens = request.max_tokens.value_or(0),
+                           .top_logprobs = request.top_logprobs};
+  if (constraints_) generate.constraint = constraints_(request, prompt);
+  AnswerStream::State::Begin begin{.tools = calls ? request.tools : nlohmann::ordered_json(),
+                                   .output = {.starts_in_thinking = prompt.starts_in_thinking,
+                                              .continues_text = prompt.continues_text,
+                                              .calls = calls,
+                                              .stop = request.stop},
+                                   .parallel_calls = request.tool_choice.parallel,
+                                   .seed = params.seed,
+                                   .n_prompt = static_cast<int32_t>(prompt.ids.size()),
+                                   .n_context = context()};
+  generate.prompt = std::move(prompt.ids);
+  return AnswerStream(std::make_unique<AnswerStream::State>(tokenizer_, std::move(begin), *engine_,
+                                                            std::move(generate)));
+}
+
+AnswerStream Assistant::start(const TextRequest& request) {
+  LILY_CHECK(engine_ != nullptr, "nothing is loaded yet");
+  const SamplingParams params = sampling(request.sampling);
+  GenerateRequest generate{.sampling = params,
+                           .stop_ids = config_.stop_ids,
+                           .max_tokens = request.max_tokens.value_or(0),
+                           .top_logprobs = request.top_logprobs};
+  if (const auto* ids = std::get_if<std::vector<int32_t>>(&request.prompt)) generate.prompt = *ids;
+  else generate.prompt = tokenizer_.encode(std::get<std::string>(request.prompt), text::AddedTokens::all);
+  if (constraints_ && request.format.kind != OutputFormat::Kind::text) {
+    ChatRequest chat;
+    chat.format = request.format;
+    chat.thinking.enabled = false;
+    generate.constraint = constraints_(chat, {.continues_text = true});
+  }
+  AnswerStream::State::Begin begin{
+      .output = {.continues_text = true, .calls = false, .stop = request.stop},
+      .seed = params.seed,
+      .n_prompt = static_cast<int32_t>(generate.prompt.size()),
+      .n_context = context()};
+  return AnswerStream(std::make_unique<AnswerStream::State>(tokenizer_, std::move(begin), *engine_,
+                                                            std::move(generate)));
+}
+
+}  // namespace lily::engine

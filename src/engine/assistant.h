@@ -1,0 +1,109 @@
+// A loaded model that answers conversations: checkpoint, tokenizer, chat template, engine and output parser
+// together. What the command line and the server share.
+//
+//   AnswerStream answer = assistant.start(request);
+//   while (!answer.done())
+//     if (auto event = answer.next_for(50ms)) ...
+//
+// Threads: every member may be called from any thread at any time, once the model is loaded. An AnswerStream
+// belongs to one reader; cancel() may come from any thread.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/chat_request.h"
+#include "engine/engine.h"
+#include "engine/load.h"
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
+
+namespace lily::engine {
+
+// The tokens of a prompt, and how the answer to it begins.
+struct PreparedPrompt {
+  std::vector<int32_t> ids;
+  int32_t n_stable = 0;  // GenerateRequest::n_stable
+  bool starts_in_thinking = false;
+  bool continues_text = false;  // the answer goes on with text of the client
+};
+
+// One answer as it comes: PromptProgress while the prompt is read, AnswerPieces, and AnswerEnd last. Moves, does
+// not copy; destroying it cancels. The assistant must outlive it.
+class AnswerStream {
+ public:
+  class State;
+  explicit AnswerStream(std::unique_ptr<State> state);
+  AnswerStream(AnswerStream&&) noexcept;
+  AnswerStream& operator=(AnswerStream&&) noexcept;
+  ~AnswerStream();
+
+  // Waits for at most `timeout`. Nothing if no event came, or after AnswerEnd (done() tells).
+  std::optional<AnswerEvent> next_for(std::chrono::milliseconds timeout);
+  bool done() const;  // AnswerEnd has been read
+  // The answer ends with Finish::cancelled within one prompt chunk or one token.
+  void cancel();
+  uint64_t seed() const;
+
+ private:
+  std::unique_ptr<State> state_;
+};
+
+// Makes what holds an answer to its request's format, tools and thinking budget; null where nothing has to be
+// held. Called from the threads that start answers; throws Error(Fault::user) for what cannot be held.
+using ConstraintFactory =
+    std::function<std::unique_ptr<TokenConstraint>(const ChatRequest& request, const PreparedPrompt& prompt)>;
+
+class Assistant {
+ public:
+  // Opens the checkpoint and plans its memory; nothing is computed before load(). Throws what
+  // Checkpoint::open, Tokenizer::load and LoadedModel throw; logs a line for a chat template that is not the
+  // model's.
+  Assistant(const std::string& folder, const LoadOptions& load, const EngineOptions& options = {});
+  // On an executor that exists already; for tests.
+  Assistant(text::Tokenizer tokenizer, model::Config config, std::unique_ptr<Executor> executor,
+            const EngineOptions& options = {});
+  ~Assistant();
+  Assistant(const Assistant&) = delete;
+  Assistant& operator=(const Assistant&) = delete;
+
+  // Reads the weights and starts the engine. Once, and before anything that answers.
+  void load(const backend::Progress& progress = {});
+  // Before the first answer.
+  void set_constraints(ConstraintFactory factory) { constraints_ = std::move(factory); }
+
+  // Throw Error(Fault::user) for a request that cannot be answered (ContextExceeded among them), QueueFull.
+  AnswerStream start(const ChatRequest& request);
+  AnswerStream start(const TextRequest& request);
+
+  // Normalised, rendered and tokenised; before load() too.
+  PreparedPrompt prepare(const ChatRequest& request) const;
+  std::string rendered(const ChatRequest& request) const;  // the same as text
+
+  const text::Tokenizer& tokenizer() const { return tokenizer_; }
+  const std::string& folder() const { return folder_; }
+  const std::string& backend() const { return backend_; }
+  const model::Config& config() const { return config_; }
+  int context() const;  // tokens of prompt and answer, at most
+  Engine& engine() { return *engine_; }
+  const LoadedModel* model() const { return model_.get(); }  // null on an executor
+
+ private:
+  SamplingParams sampling(const SamplingOverrides& overrides) const;
+
+  std::string folder_, backend_;
+  std::unique_ptr<model::Checkpoint> checkpoint_;
+  text::Tokenizer tokenizer_;
+  model::Config config_;
+  std::unique_ptr<LoadedModel> model_;
+  EngineOptions options_;
+  ConstraintFactory constraints_;
+  std::unique_ptr<Engine> engine_;  // ends before what it uses
+};
+
+}  // namespace lily::engine

@@ -1,0 +1,210 @@
+// The assistant on lily-tiny's tokenizer and an executor that says what it is told to.
+#include "engine/assistant.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/engine/scripted_executor.h"
+
+namespace lily::engine {
+namespace {
+
+using Kind = text::OutputEvent::Kind;
+constexpr auto kWait = std::chrono::milliseconds(5000);
+
+struct Whole {
+  text::ParsedOutput output;
+  std::vector<int32_t> ids;
+  AnswerEnd end;
+};
+
+Whole read(AnswerStream stream) {
+  Whole whole;
+  while (!stream.done()) {
+    std::optional<AnswerEvent> event = stream.next_for(kWait);
+    if (!event) {
+      ADD_FAILURE() << "no event came";
+      break;
+    }
+    if (auto* piece = std::get_if<AnswerPiece>(&*event)) {
+      for (const auto& e : piece->events) whole.output.add(e);
+      for (const auto& t : piece->tokens) whole.ids.push_back(t.id);
+    } else if (auto* end = std::get_if<AnswerEnd>(&*event)) {
+      whole.end = std::move(*end);
+    }
+  }
+  return whole;
+}
+
+class AssistantTest : public testing::Test {
+ protected:
+  AssistantTest() {
+    text::Tokenizer tokenizer = text::Tokenizer::load("models/lily-tiny");
+    Limits limits = ScriptedExecutor::small();
+    limits.n_tokens = tokenizer.n_tokens();
+    limits.vocab = tokenizer.n_tokens() + 8;
+    limits.max_context = 2048;
+    auto executor = std::make_unique<ScriptedExecutor>(limits);
+    executor->logits = [this, vocab = limits.vocab](std::span<const int32_t> prefix) {
+      std::vector<float> row(static_cast<size_t>(vocab), 0.0f);
+      const size_t i = prefix.size() - n_prompt_;
+      row[static_cast<size_t>(i < script_.size() ? script_[i] : stop_)] = 10;
+      return row;
+    };
+    model::Config config;
+    config.stop_ids = {*tokenizer.id_of("<|im_end|>")};
+    stop_ = config.stop_ids[0];
+    assistant_ = std::make_unique<Assistant>(std::move(tokenizer), config, std::move(executor));
+  }
+
+  // The model will answer this request with this text, then stop.
+  Whole ask(ChatRequest request, const std::string& answer) {
+    request.sampling.temperature = 0.0f;
+    n_prompt_ = assistant_->prepare(request).ids.size();
+    script_ = assistant_->tokenizer().encode(answer, text::AddedTokens::all);
+    return read(assistant_->start(request));
+  }
+
+  static ChatRequest request() {
+    ChatRequest r;
+    r.messages = {text::Message::of("user", "hello")};
+    r.thinking.enabled = false;
+    return r;
+  }
+  static ChatRequest with_tools() {
+    ChatRequest r = request();
+    r.tools = nlohmann::ordered_json::parse(
+        R"([{"type": "function", "function": {"name": "ls", "parameters":
+            {"type": "object", "properties": {"path": {"type": "string"}}}}}])");
+    return r;
+  }
+  static constexpr const char* kCall =
+      "<tool_call>\n<function=ls>\n<parameter=path>\n/tmp\n</parameter>\n</function>\n</tool_call>";
+
+  size_t n_prompt_ = 0;
+  std::vector<int32_t> script_;
+  int32_t stop_ = -1;
+  std::unique_ptr<Assistant> assistant_;
+};
+
+TEST_F(AssistantTest, TheAnswerIsTextThatStops) {
+  const Whole whole = ask(request(), "Good morning.");
+  EXPECT_EQ(whole.output.content, "Good morning.");
+  EXPECT_EQ(whole.ids, script_);
+  EXPECT_EQ(whole.end.finish, Finish::stop);
+  EXPECT_EQ(whole.end.detail, AnswerEnd::Detail::none);
+  EXPECT_EQ(whole.end.usage.completion_tokens, static_cast<int32_t>(script_.size()) + 1);
+  EXPECT_EQ(whole.end.reasoning_tokens, 0);
+}
+
+TEST_F(AssistantTest, ThinkingIsCountedApart) {
+  ChatRequest r = request();
+  r.thinking.enabled = true;
+  const Whole whole = ask(r, "so and so\n</think>\n\nYes.");
+  EXPECT_EQ(whole.output.reasoning, "so and so\n");
+  EXPECT_EQ(whole.output.content, "Yes.");
+  EXPECT_GT(whole.end.reasoning_tokens, 0);
+  EXPECT_LT(whole.end.reasoning_tokens, whole.end.usage.completion_tokens);
+}
+
+TEST_F(AssistantTest, AStopStringEndsTheAnswerAndIsNotShown) {
+  ChatRequest r = request();
+  r.stop = {"never", "three"};
+  const Whole whole = ask(r, "one two three four five six seven eight nine");
+  EXPECT_EQ(whole.output.content, "one two ");
+  EXPECT_EQ(whole.end.finish, Finish::stop);
+  EXPECT_EQ(whole.end.detail, AnswerEnd::Detail::stop_string);
+  EXPECT_EQ(whole.end.stop_string, 1);
+  EXPECT_EQ(whole.end.usage.completion_tokens, static_cast<int32_t>(whole.ids.size()));
+}
+
+TEST_F(AssistantTest, MaxTokensEndInLength) {
+  ChatRequest r = request();
+  r.max_tokens = 3;
+  const Whole whole = ask(r, "one two three four five six");
+  EXPECT_EQ(whole.end.finish, Finish::length);
+  EXPECT_FALSE(whole.end.context_full);
+  EXPECT_EQ(whole.ids.size(), 3u);
+}
+
+TEST_F(AssistantTest, AFullContextIsToldFromMaxTokens) {
+  std::string endless;
+  for (int i = 0; i < 3000; ++i) endless += " a";
+  const Whole whole = ask(request(), endless);
+  EXPECT_EQ(whole.end.finish, Finish::length);
+  EXPECT_TRUE(whole.end.context_full);
+}
+
+TEST_F(AssistantTest, CallsAreCounted) {
+  const Whole whole = ask(with_tools(), std::string(kCall) + "\n" + kCall);
+  ASSERT_EQ(whole.output.calls.size(), 2u);
+  EXPECT_EQ(whole.output.calls[0].name, "ls");
+  EXPECT_EQ(whole.output.calls[1].arguments, R"({"path": "/tmp"})");
+  EXPECT_EQ(whole.end.n_complete_calls, 2);
+  EXPECT_EQ(whole.end.finish, Finish::stop);
+}
+
+TEST_F(AssistantTest, WithoutParallelCallsTheFirstOneEndsTheAnswer) {
+  ChatRequest r = with_tools();
+  r.tool_choice.parallel = false;
+  const Whole whole = ask(r, std::string(kCall) + "\n" + kCall);
+  ASSERT_EQ(whole.output.calls.size(), 1u);
+  EXPECT_TRUE(whole.output.calls[0].complete);
+  EXPECT_EQ(whole.end.n_complete_calls, 1);
+  EXPECT_EQ(whole.end.finish, Finish::stop);
+}
+
+TEST_F(AssistantTest, ToolChoiceNoneKeepsTheToolsInThePrompt) {
+  ChatRequest none = with_tools();
+  none.tool_choice.kind = ToolChoice::Kind::none;
+  EXPECT_EQ(assistant_->prepare(none).ids, assistant_->prepare(with_tools()).ids);
+  const Whole whole = ask(none, kCall);
+  EXPECT_TRUE(whole.output.calls.empty());
+  EXPECT_EQ(whole.end.n_complete_calls, 0);
+}
+
+TEST_F(AssistantTest, ALastAssistantMessageIsContinued) {
+  ChatRequest r = request();
+  r.messages.push_back(text::Message::of("assistant", "The answer"));
+  EXPECT_TRUE(assistant_->prepare(r).continues_text);
+  EXPECT_EQ(ask(r, " is 42.").output.content, " is 42.");
+}
+
+TEST_F(AssistantTest, ATooLongPromptSaysBothNumbers) {
+  ChatRequest r = request();
+  std::string text;
+  for (int i = 0; i < 3000; ++i) text += "word ";
+  r.messages = {text::Message::of("user", text)};
+  try {
+    assistant_->start(r);
+    FAIL();
+  } catch (const ContextExceeded& e) {
+    EXPECT_EQ(e.n_context, 2048);
+    EXPECT_GT(e.n_prompt, 3000);
+  }
+}
+
+TEST_F(AssistantTest, CancellingEndsTheAnswer) {
+  std::string endless;
+  for (int i = 0; i < 1500; ++i) endless += " a";
+  ChatRequest r = request();
+  r.sampling.temperature = 0.0f;
+  n_prompt_ = assistant_->prepare(r).ids.size();
+  script_ = assistant_->tokenizer().encode(endless, text::AddedTokens::all);
+  AnswerStream stream = assistant_->start(r);
+  stream.cancel();
+  const Whole whole = read(std::move(stream));
+  EXPECT_EQ(whole.end.finish, Finish::cancelled);
+  EXPECT_LT(whole.ids.size(), 1500u);
+}
+
+TEST_F(AssistantTest, TextIsContinuedAsItIs) {
+  TextRequest r;
+  r.prompt = std::string("Once upon");
+  r.sampling.temperature = 0.0f;
+  n_prompt_ = assistant_->tokenizer().encode("Once upon", text::AddedTokens::all).size();
+  script_ = assistant_->tokenizer().encode(" a time", text::AddedTokens::all);
+  EXPECT_EQ(read(assistant_->start(r)).output.content, " a time");
+}
+
+}  // namespace
+}  // namespace lily::engine
