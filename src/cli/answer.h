@@ -43,7 +43,8 @@ std::unique_ptr<engine::Assistant> load_assistant(const ModelOptions& options);
 
 // Called with each event as it comes; from the thread that calls answer().
 using EventSink = std::function<void(const text::OutputEvent&)>;
-// Returns early with Finish::cancelled once `interrupted()`. Throws Error for a request that cannot be answered.
+// Returns early with Finish::cancelled once `interrupted()`. Throws Error for a request that cannot be
+// answered.
 Answer answer(engine::Assistant& assistant, const std::vector<text::Message>& messages,
               const nlohmann::ordered_json& tools, const AnswerOptions& options, const EventSink& sink);
 

@@ -133,11 +133,10 @@ class AnswerStream::State {
     }
     end.stop_string = reader_.parser().matched_stop();
     if (end.stop_string >= 0) end.detail = AnswerEnd::Detail::stop_string;
-    end.n_complete_calls =
-        begin_.parallel_calls ? reader_.parser().n_complete_calls()
-                              : std::min(reader_.parser().n_complete_calls(), 1);
-    end.context_full = end.finish == Finish::length &&
-                       begin_.n_prompt + end.usage.completion_tokens >= begin_.n_context;
+    end.n_complete_calls = begin_.parallel_calls ? reader_.parser().n_complete_calls()
+                                                 : std::min(reader_.parser().n_complete_calls(), 1);
+    end.context_full =
+        end.finish == Finish::length && begin_.n_prompt + end.usage.completion_tokens >= begin_.n_context;
     end.reasoning_tokens = reader_.n_reasoning_tokens();
     ready_.emplace_back(std::move(end));
   }
@@ -215,7 +214,8 @@ SamplingParams Assistant::sampling(const SamplingOverrides& o) const {
 
 PreparedPrompt Assistant::prepare(const ChatRequest& request) const {
   text::Conversation conversation = conversation_of(request);
-  const text::RenderedPrompt prompt = text::render(conversation.messages, request.tools, conversation.options);
+  const text::RenderedPrompt prompt =
+      text::render(conversation.messages, request.tools, conversation.options);
   PreparedPrompt prepared{.ids = text::tokenize(prompt, tokenizer_),
                           .starts_in_thinking = prompt.starts_in_thinking(),
                           .continues_text = prompt.continues_text()};
@@ -258,8 +258,8 @@ AnswerStream Assistant::start(const ChatRequest& request) {
                                    .n_prompt = static_cast<int32_t>(prompt.ids.size()),
                                    .n_context = context()};
   generate.prompt = std::move(prompt.ids);
-  return AnswerStream(std::make_unique<AnswerStream::State>(tokenizer_, std::move(begin), *engine_,
-                                                            std::move(generate)));
+  return AnswerStream(
+      std::make_unique<AnswerStream::State>(tokenizer_, std::move(begin), *engine_, std::move(generate)));
 }
 
 AnswerStream Assistant::start(const TextRequest& request) {
@@ -277,13 +277,12 @@ AnswerStream Assistant::start(const TextRequest& request) {
     chat.thinking.enabled = false;
     generate.constraint = constraints_(chat, {.continues_text = true});
   }
-  AnswerStream::State::Begin begin{
-      .output = {.continues_text = true, .calls = false, .stop = request.stop},
-      .seed = params.seed,
-      .n_prompt = static_cast<int32_t>(generate.prompt.size()),
-      .n_context = context()};
-  return AnswerStream(std::make_unique<AnswerStream::State>(tokenizer_, std::move(begin), *engine_,
-                                                            std::move(generate)));
+  AnswerStream::State::Begin begin{.output = {.continues_text = true, .calls = false, .stop = request.stop},
+                                   .seed = params.seed,
+                                   .n_prompt = static_cast<int32_t>(generate.prompt.size()),
+                                   .n_context = context()};
+  return AnswerStream(
+      std::make_unique<AnswerStream::State>(tokenizer_, std::move(begin), *engine_, std::move(generate)));
 }
 
 }  // namespace lily::engine

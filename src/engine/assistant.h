@@ -33,8 +33,8 @@ struct PreparedPrompt {
   bool continues_text = false;  // the answer goes on with text of the client
 };
 
-// One answer as it comes: PromptProgress while the prompt is read, AnswerPieces, and AnswerEnd last. Moves, does
-// not copy; destroying it cancels. The assistant must outlive it.
+// One answer as it comes: PromptProgress while the prompt is read, AnswerPieces, and AnswerEnd last. Moves,
+// does not copy; destroying it cancels. The assistant must outlive it.
 class AnswerStream {
  public:
   class State;

@@ -1,0 +1,40 @@
+#include "server/dialect.h"
+
+#include <random>
+
+namespace lily::server {
+
+std::string new_id(std::string_view prefix) {
+  constexpr std::string_view kLetters = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+  thread_local std::random_device device;
+  std::uniform_int_distribution<size_t> any(0, kLetters.size() - 1);
+  std::string id(prefix);
+  for (int i = 0; i < 24; ++i) id += kLetters[any(device)];
+  return id;
+}
+
+Json openai_error(const ApiError& error) {
+  Json inner = {{"message", error.what()}, {"type", error.type}};
+  inner["param"] = error.param.empty() ? Json() : Json(error.param);
+  inner["code"] = error.code.empty() ? Json() : Json(error.code);
+  inner.update(error.more);
+  return {{"error", inner}};
+}
+
+Json anthropic_error(const ApiError& error, const std::string& request_id) {
+  std::string message = error.what();
+  std::string type = error.type;
+  if (error.code == "context_length_exceeded" && error.more.contains("n_prompt_tokens"))
+    message = fmt::format("prompt is too long: {} tokens > {} maximum",
+                          error.more["n_prompt_tokens"].get<int64_t>(), error.more["n_ctx"].get<int64_t>());
+  if (error.status >= 500 && type == "server_error") type = "api_error";
+  return {{"type", "error"}, {"error", {{"type", type}, {"message", message}}}, {"request_id", request_id}};
+}
+
+std::string sse(const Json& data) { return "data: " + to_text(data) + "\n\n"; }
+
+std::string sse(std::string_view event, const Json& data) {
+  return fmt::format("event: {}\ndata: {}\n\n", event, to_text(data));
+}
+
+}  // namespace lily::server

@@ -1,0 +1,62 @@
+// Where the wire formats meet the server: a request is parsed into a Call, and the writer that comes with it
+// turns the answer's events into bytes. No HTTP here, and no engine: everything can be tested with texts.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <variant>
+
+#include "engine/chat_request.h"
+#include "server/api_error.h"
+#include "server/body.h"
+#include "text/tokenizer.h"
+
+namespace lily::server {
+
+// What the wire formats have to know of the model; outlives all calls.
+struct ServedModel {
+  const text::Tokenizer& tokenizer;
+  std::string id;  // the name in /v1/models
+  int64_t created = 0;
+  int context = 0;
+  bool preserve_thinking = false;  // where the request does not say
+};
+
+// One answer on the wire. The events go through event() in both forms, so that the streamed answer and the
+// whole one cannot disagree. Used by one thread.
+class AnswerWriter {
+ public:
+  virtual ~AnswerWriter() = default;
+
+  // ---- Streamed: text/event-stream, each returns what is to be sent now, which may be nothing.
+  virtual std::string begin() = 0;
+  // With AnswerEnd the closing events too. An end with an error is a failure().
+  virtual std::string event(const engine::AnswerEvent& event) = 0;
+  virtual std::string keep_alive() = 0;
+  virtual std::string failure(const ApiError& error) = 0;
+
+  // ---- Whole: after AnswerEnd has gone through event().
+  virtual Json whole() = 0;
+};
+
+struct Call {
+  std::variant<engine::ChatRequest, engine::TextRequest> request;
+  bool stream = false;
+  std::unique_ptr<AnswerWriter> writer;
+  std::string ignored;  // names of fields that were ignored, for the log
+};
+
+// Ids that cannot be guessed: prefix and 24 letters and digits.
+std::string new_id(std::string_view prefix);
+
+// {"error": {...}} as OpenAI's clients read it, and as Anthropic's do.
+Json openai_error(const ApiError& error);
+Json anthropic_error(const ApiError& error, const std::string& request_id);
+
+// One server-sent event.
+std::string sse(const Json& data);
+std::string sse(std::string_view event, const Json& data);
+
+}  // namespace lily::server

@@ -1,0 +1,195 @@
+#include "server/openai_text.h"
+
+#include <ctime>
+#include <limits>
+
+#include "server/openai_fields.h"
+#include "server/transcript.h"
+
+namespace lily::server {
+namespace {
+
+constexpr int32_t kDefaultMaxTokens = 16;  // OpenAI's
+
+struct Reply {
+  std::string model;
+  bool include_usage = false;
+  int n_logprobs = -1;
+  std::string echo;  // the prompt, where it was asked for
+};
+
+class TextWriter final : public AnswerWriter {
+ public:
+  TextWriter(Reply reply, const text::Tokenizer& tokenizer)
+      : reply_(std::move(reply)), tokenizer_(tokenizer), id_(new_id("cmpl-")), created_(std::time(nullptr)) {}
+
+  std::string begin() override { return reply_.echo.empty() ? "" : chunk(reply_.echo); }
+
+  std::string event(const engine::AnswerEvent& event) override {
+    if (const auto* piece = std::get_if<engine::AnswerPiece>(&event)) {
+      std::string out;
+      for (const engine::Token& token : piece->tokens) {
+        said_.tokens.push_back(token);
+        unsent_.push_back(token);
+      }
+      for (const text::OutputEvent& e : piece->events) {
+        // No template, no roles: thinking is text like any other.
+        said_.content += e.text;
+        if (!e.text.empty()) out += chunk(e.text);
+      }
+      return out;
+    }
+    const auto* end = std::get_if<engine::AnswerEnd>(&event);
+    if (end == nullptr) return {};
+    said_.end = *end;
+    Json last = head();
+    last["choices"] = Json::array({choice("", unsent_)});
+    last["choices"][0]["finish_reason"] = finish_reason();
+    last["lily"] = lily_details(*end);
+    std::string out = sse(last);
+    if (reply_.include_usage) {
+      Json figures = head();
+      figures["choices"] = Json::array();
+      figures["usage"] = usage();
+      out += sse(figures);
+    }
+    return out + "data: [DONE]\n\n";
+  }
+
+  std::string keep_alive() override { return ": keep-alive\n\n"; }
+  std::string failure(const ApiError& error) override { return sse(openai_error(error)); }
+
+  Json whole() override {
+    Json out = head();
+    out["choices"] = Json::array({choice(reply_.echo + said_.content, said_.tokens)});
+    out["choices"][0]["finish_reason"] = finish_reason();
+    out["usage"] = usage();
+    out["lily"] = lily_details(said_.end);
+    return out;
+  }
+
+ private:
+  Json head() const {
+    return {{"id", id_}, {"object", "text_completion"}, {"created", created_}, {"model", reply_.model}};
+  }
+
+  // The old form: parallel lists.
+  Json logprobs(const std::vector<engine::Token>& tokens) const {
+    Json out = {{"tokens", Json::array()},
+                {"token_logprobs", Json::array()},
+                {"top_logprobs", Json::array()},
+                {"text_offset", Json::array()}};
+    for (const engine::Token& token : tokens) {
+      out["tokens"].push_back(token_text(token.id, tokenizer_));
+      out["token_logprobs"].push_back(finite_logprob(token.logprob));
+      Json top = Json::object();
+      for (size_t i = 0; i < token.top.size() && i < static_cast<size_t>(reply_.n_logprobs); ++i)
+        top[token_text(token.top[i].id, tokenizer_)] = finite_logprob(token.top[i].logprob);
+      out["top_logprobs"].push_back(top);
+      out["text_offset"].push_back(offset_of(token));
+    }
+    return out;
+  }
+  // Bytes of text before this token.
+  size_t offset_of(const engine::Token& wanted) const {
+    size_t offset = reply_.echo.size();
+    for (const engine::Token& token : said_.tokens) {
+      if (&token == &wanted) break;
+      offset += tokenizer_.token_bytes(token.id).size();
+    }
+    return offset;
+  }
+
+  Json choice(const std::string& text, const std::vector<engine::Token>& tokens) const {
+    Json out = {{"index", 0}, {"text", text}};
+    out["logprobs"] = reply_.n_logprobs >= 0 ? logprobs(tokens) : Json();
+    out["finish_reason"] = nullptr;
+    return out;
+  }
+
+  std::string chunk(const std::string& text) {
+    Json out = head();
+    out["choices"] = Json::array({choice(text, unsent_)});
+    unsent_.clear();
+    return sse(out);
+  }
+
+  const char* finish_reason() const { return said_.end.finish == engine::Finish::length ? "length" : "stop"; }
+
+  Json usage() const {
+    const engine::Usage& u = said_.end.usage;
+    return {{"prompt_tokens", u.prompt_tokens},
+            {"completion_tokens", u.completion_tokens},
+            {"total_tokens", u.prompt_tokens + u.completion_tokens},
+            {"prompt_tokens_details", {{"cached_tokens", u.cached_tokens}}}};
+  }
+
+  Reply reply_;
+  const text::Tokenizer& tokenizer_;
+  std::string id_;
+  int64_t created_;
+  Transcript said_;
+  std::vector<engine::Token> unsent_;
+};
+
+// A text, or token ids, or a list with one of them.
+void parse_prompt(Body& body, const ServedModel& model, engine::TextRequest& request) {
+  const Json* prompt = body.find("prompt");
+  if (prompt == nullptr) body.fail("prompt", "a text or a list of token ids is needed");
+  if (prompt->is_array() && !prompt->empty() && !prompt->front().is_number()) {
+    if (prompt->size() != 1) body.fail("prompt", "one prompt a request is supported");
+    prompt = &prompt->front();
+  }
+  if (prompt->is_string()) {
+    request.prompt = prompt->get<std::string>();
+    return;
+  }
+  if (!prompt->is_array()) body.fail("prompt", "a text or a list of token ids is needed");
+  std::vector<int32_t> ids;
+  for (const Json& id : *prompt) {
+    if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() >= model.tokenizer.n_tokens())
+      body.fail("prompt", fmt::format("'{}' at place {} is no token id; they go from 0 to {}",
+                                      to_text(id).substr(0, 40), ids.size(), model.tokenizer.n_tokens() - 1));
+    ids.push_back(id.get<int32_t>());
+  }
+  request.prompt = std::move(ids);
+}
+
+}  // namespace
+
+Call parse_text_completion(const Json& json, const ServedModel& model) {
+  Body body(json);
+  body.refuse("suffix", "filling a gap is not supported", "");
+  if (const auto n = body.integer("n", 1, 128); n && *n != 1)
+    body.fail("n", "one choice a request is supported");
+  if (const auto n = body.integer("best_of", 1, 128); n && *n != 1)
+    body.fail("best_of", "one choice a request is supported");
+  engine::TextRequest request;
+  Reply reply{.model = body.text("model").value_or(model.id)};
+  parse_prompt(body, model, request);
+  if (auto format = body.object("response_format")) request.format = parse_format(*format);
+  request.sampling = parse_sampling(body, model);
+  request.max_tokens = static_cast<int32_t>(
+      body.integer("max_tokens", 1, std::numeric_limits<int32_t>::max()).value_or(kDefaultMaxTokens));
+  request.stop = parse_stop(body, "stop");
+  if (const auto n = body.integer("logprobs", 0, 20)) {
+    reply.n_logprobs = static_cast<int>(*n);
+    request.top_logprobs = reply.n_logprobs;
+  }
+  if (body.boolean("echo", false)) {
+    if (reply.n_logprobs >= 0) body.fail("echo", "logprobs of the prompt are not supported");
+    const auto* ids = std::get_if<std::vector<int32_t>>(&request.prompt);
+    reply.echo = ids != nullptr ? model.tokenizer.decode_bytes(*ids) : std::get<std::string>(request.prompt);
+  }
+  Call call;
+  call.stream = body.boolean("stream", false);
+  if (auto options = body.object("stream_options"))
+    reply.include_usage = options->boolean("include_usage", false);
+  body.find("user");
+  call.ignored = body.unknown();
+  call.request = std::move(request);
+  call.writer = std::make_unique<TextWriter>(std::move(reply), model.tokenizer);
+  return call;
+}
+
+}  // namespace lily::server
