@@ -27,6 +27,7 @@ void add_plan(CLI::App& app, Action& action);
 void add_eval(CLI::App& app, Action& action);
 void add_diff(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
+void add_serve(CLI::App& app, Action& action);
 void add_synth(CLI::App& app, Action& action);
 void add_version(CLI::App& app, Action& action);
 

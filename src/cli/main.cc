@@ -51,6 +51,7 @@ int main(int argc, char** argv) {
   add_eval(app, action);
   add_diff(app, action);
   add_bench(app, action);
+  add_serve(app, action);
   add_synth(app, action);
   add_version(app, action);
   try {

@@ -137,6 +137,7 @@ class AnswerStream::State {
                                                  : std::min(reader_.parser().n_complete_calls(), 1);
     end.context_full =
         end.finish == Finish::length && begin_.n_prompt + end.usage.completion_tokens >= begin_.n_context;
+    if (end.usage.cached_tokens > 0) end.cache_source = "ram";
     end.reasoning_tokens = reader_.n_reasoning_tokens();
     ready_.emplace_back(std::move(end));
   }

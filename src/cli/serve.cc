@@ -1,0 +1,134 @@
+// lily serve: the HTTP server.
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <thread>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "cli/command.h"
+#include "server/http.h"
+
+namespace lily::cli {
+namespace {
+
+constexpr auto kPoll = std::chrono::milliseconds(50);  // how soon a signal is noticed
+
+struct Options {
+  ModelOptions model;
+  server::HttpOptions http;
+  int parallel = 4;
+  int queue = 64;
+  bool preserve_thinking = false;
+  bool quiet = false;
+};
+
+std::atomic<bool>& asked_to_stop() {
+  static std::atomic<bool> value = false;
+  return value;
+}
+
+extern "C" void on_stop(int signal) {
+  // A second signal does not wait for the answers that run.
+  if (asked_to_stop().exchange(true)) std::_Exit(128 + signal);
+}
+
+bool is_loopback(const std::string& host) {
+  return host == "localhost" || host == "::1" || host.rfind("127.", 0) == 0;
+}
+
+void print_settings(const std::string& host, int port, const std::string& model, bool has_key) {
+  const std::string shown = host == "0.0.0.0" || host == "::" ? "localhost" : host;
+  const std::string url =
+      fmt::format("http://{}:{}", shown.find(':') == std::string::npos ? shown : "[" + shown + "]", port);
+  const char* const key = has_key ? "$LILY_API_KEY" : "none";
+  fmt::print(stderr,
+             "lily: ready at {}\n"
+             "  OpenAI clients     OPENAI_BASE_URL={}/v1 OPENAI_API_KEY={}    (model: {})\n"
+             "  Anthropic clients  ANTHROPIC_BASE_URL={} ANTHROPIC_API_KEY={}\n"
+             "  try it             curl {}/v1/chat/completions -d '{{\"messages\": [{{\"role\": \"user\", "
+             "\"content\": \"Hello\"}}]}}'\n",
+             url, url, key, model, url, key, url);
+}
+
+int run(Options o) {
+  if (o.http.api_key.empty())
+    if (const char* key = std::getenv("LILY_API_KEY")) o.http.api_key = key;
+  if (!o.quiet) set_verbosity(1);
+  std::signal(SIGINT, on_stop);
+  std::signal(SIGTERM, on_stop);
+
+  const std::string folder = find_model(o.model.model);
+  engine::LoadOptions load = load_options(o.model);
+  load.memory.max_sequences = o.parallel;
+  engine::Assistant assistant(folder, load, {.max_sequences = o.parallel, .queue_capacity = o.queue});
+  const engine::MemoryPlan& memory = assistant.model()->memory();
+  fmt::print(
+      stderr, "lily: {} on {}: {} weights, {} KV for {} x {} tokens, {} states, {} scratch; {} of {}\n",
+      folder, assistant.backend(), human_bytes(memory.weight_bytes), human_bytes(memory.kv_bytes),
+      memory.max_sequences, memory.context, human_bytes(memory.state_bytes),
+      human_bytes(memory.scratch_bytes), human_bytes(memory.total_bytes()), human_bytes(memory.budget_bytes));
+
+  server::HttpServer http(o.http);
+  const int port = http.bind();
+  if (!is_loopback(o.http.host) && o.http.api_key.empty())
+    log(LogLevel::warning, "{} can be reached from other machines, and no --api-key is set", o.http.host);
+  std::optional<server::Service> service;
+  std::thread listener([&] { http.listen(); });
+  const auto end = [&] {
+    http.stop();
+    listener.join();
+  };
+  try {
+    ProgressBar bar("loading");
+    assistant.load([&](int64_t done, int64_t total) {
+      bar.update(done, total);
+      return !asked_to_stop();
+    });
+  } catch (...) {
+    end();
+    if (asked_to_stop()) return 0;
+    throw;
+  }
+  const std::string model_id = std::filesystem::path(folder).lexically_normal().filename().string();
+  service.emplace(assistant, server::ServiceOptions{.model_id = model_id.empty() ? "lily" : model_id,
+                                                    .preserve_thinking = o.preserve_thinking});
+  http.set_service(*service);
+  print_settings(o.http.host, port, service->model().id, !o.http.api_key.empty());
+  while (!asked_to_stop()) std::this_thread::sleep_for(kPoll);
+  fmt::print(stderr, "lily: stopping; answers that run are finished, a second signal ends them\n");
+  end();
+  return 0;
+}
+
+}  // namespace
+
+void add_serve(CLI::App& app, Action& action) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command =
+      app.add_subcommand("serve", "The HTTP server: OpenAI's chat completions and completions");
+  add_model_options(*command, options->model);
+  command->add_option("--host", options->http.host, "Address to listen on")->capture_default_str();
+  command->add_option("--port", options->http.port, "0: any that is free")
+      ->check(CLI::Range(0, 65535))
+      ->capture_default_str();
+  command->add_option("--api-key", options->http.api_key,
+                      "Key that clients must send (default: LILY_API_KEY)");
+  command->add_option("--cors", options->http.cors, "Origin whose pages may call the server, or *");
+  command->add_option("--parallel", options->parallel, "Answers computed at the same time")
+      ->check(CLI::Range(1, 256))
+      ->capture_default_str();
+  command->add_option("--queue", options->queue, "Requests that may wait; more are refused with 503")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  command->add_flag("--preserve-thinking", options->preserve_thinking,
+                    "Keep the thinking of earlier turns in prompts, where a request does not say");
+  command->add_flag("--quiet", options->quiet, "No line for each request");
+  command->footer(
+      "Examples:\n  lily serve\n  lily serve -m models/lily-tiny --port 9000\n"
+      "  LILY_API_KEY=secret lily serve --host 0.0.0.0");
+  command->callback([options, &action] { action = [options] { return run(*options); }; });
+}
+
+}  // namespace lily::cli

@@ -1,0 +1,290 @@
+#include "server/http.h"
+
+#include <httplib.h>
+
+#include <array>
+#include <atomic>
+#include <map>
+
+#include "base/log.h"
+#include "server/openai_chat.h"
+#include "server/openai_text.h"
+#include "server/peer.h"
+
+namespace lily::server {
+namespace {
+
+constexpr size_t kMaxBodyBytes = size_t{64} << 20;
+constexpr int kLoadingRetryS = 5;
+
+enum class Family { openai, anthropic };
+
+Family family_of(const std::string& path) {
+  return path.find("/messages") != std::string::npos ? Family::anthropic : Family::openai;
+}
+
+// In time that does not depend on how much of the key is right.
+bool same_key(const std::string& given, const std::string& wanted) {
+  size_t difference = given.size() ^ wanted.size();
+  for (size_t i = 0; i < given.size(); ++i)
+    difference |= static_cast<unsigned char>(given[i] ^ wanted[i % wanted.size()]);
+  return difference == 0;
+}
+
+std::string key_of(const httplib::Request& request) {
+  constexpr std::string_view kBearer = "Bearer ";
+  const std::string authorization = request.get_header_value("Authorization");
+  if (authorization.size() > kBearer.size() && authorization.compare(0, kBearer.size(), kBearer) == 0)
+    return authorization.substr(kBearer.size());
+  return request.get_header_value("x-api-key");
+}
+
+// "http://localhost:8080" -> "localhost:8080"
+std::string authority_of(const std::string& origin) {
+  const size_t at = origin.find("://");
+  return at == std::string::npos ? origin : origin.substr(at + 3);
+}
+
+void set_json(httplib::Response& response, int status, const Json& json) {
+  response.status = status;
+  response.set_content(to_text(json), "application/json");
+}
+
+}  // namespace
+
+class HttpServer::Implementation {
+ public:
+  explicit Implementation(HttpOptions o) : options_(std::move(o)) {
+    http_.new_task_queue = [n = options_.n_threads] {
+      return new httplib::ThreadPool(static_cast<size_t>(n));
+    };
+    http_.set_keep_alive_max_count(10000);
+    http_.set_keep_alive_timeout(30);
+    http_.set_read_timeout(options_.read_timeout_s);
+    http_.set_write_timeout(options_.write_timeout_s);
+    http_.set_payload_max_length(kMaxBodyBytes);
+    http_.set_tcp_nodelay(true);
+    http_.set_pre_routing_handler(
+        [this](const auto& request, auto& response) { return admit(request, response); });
+    http_.set_error_handler([this](const auto& request, auto& response) { explain(request, response); });
+    http_.set_logger([this](const auto& request, const auto& response) { note(request, response); });
+    add_routes();
+  }
+
+  int bind() {
+    if (options_.port == 0) port_ = http_.bind_to_any_port(options_.host.c_str());
+    else port_ = http_.bind_to_port(options_.host.c_str(), options_.port) ? options_.port : -1;
+    if (port_ < 0)
+      fail(Fault::user,
+           "{} port {}: cannot be listened on; is another program using it? --port takes another",
+           options_.host, options_.port);
+    return port_;
+  }
+
+  void listen() { http_.listen_after_bind(); }
+  void set_service(Service& service) { service_.store(&service); }
+  void stop() { http_.stop(); }
+
+ private:
+  using Request = httplib::Request;
+  using Response = httplib::Response;
+  using Parse = Call (*)(const Json&, const ServedModel&);
+
+  // ---- Before and after the routes
+
+  httplib::Server::HandlerResponse admit(const Request& request, Response& response) {
+    using Result = httplib::Server::HandlerResponse;
+    const std::string origin = request.get_header_value("Origin");
+    const bool is_own = origin.empty() || authority_of(origin) == request.get_header_value("Host");
+    const bool is_allowed = !options_.cors.empty() && (options_.cors == "*" || options_.cors == origin);
+    if (is_allowed && !origin.empty()) {
+      response.set_header("Access-Control-Allow-Origin", options_.cors);
+      response.set_header("Vary", "Origin");
+      response.set_header("Access-Control-Allow-Headers", "*, Authorization");
+      response.set_header("Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS");
+      response.set_header("Access-Control-Max-Age", "600");
+    }
+    if (request.method == "OPTIONS") {
+      response.status = is_own || is_allowed ? 204 : 403;
+      return Result::Handled;
+    }
+    const bool is_open = request.path == "/health" || request.path == "/";
+    if (!is_own && !is_allowed) {
+      // A page of another site must not use a model that listens on this machine.
+      refuse(request, response,
+             {403, "permission_error", "origin", "",
+              "this origin is not allowed; lily serve --cors ORIGIN allows one"});
+      return Result::Handled;
+    }
+    if (!options_.api_key.empty() && !is_open && !same_key(key_of(request), options_.api_key)) {
+      response.set_header("WWW-Authenticate", "Bearer");
+      refuse(request, response,
+             {401, "authentication_error", "invalid_api_key", "",
+              "a valid API key is needed: Authorization: Bearer KEY, or x-api-key"});
+      return Result::Handled;
+    }
+    if (service_.load() == nullptr && !is_open) {
+      ApiError error(503, "overloaded_error", "loading", "", "the model is being loaded; try again soon");
+      error.retry_after_s = kLoadingRetryS;
+      refuse(request, response, error);
+      return Result::Handled;
+    }
+    return Result::Unhandled;
+  }
+
+  // What the HTTP library has refused by itself gets a body.
+  void explain(const Request& request, Response& response) {
+    if (!response.body.empty() || response.status < 400) return;
+    const int status = response.status;
+    // A request that was read but has no route is 404 or 400 to the library, by its method.
+    if ((status == 404 || status == 400) && !request.path.empty()) {
+      const auto methods = routes_.find(request.path);
+      if (methods == routes_.end())
+        return refuse(request, response,
+                      {404, "not_found_error", "not_found", "", "there is nothing at this path"});
+      if (methods->second.find(request.method) == std::string::npos) {
+        response.set_header("Allow", methods->second);
+        return refuse(request, response,
+                      {405, "invalid_request_error", "method_not_allowed", "",
+                       fmt::format("only {} is possible here", methods->second)});
+      }
+    }
+    if (status == 413)
+      return refuse(request, response,
+                    {413, "request_too_large", "request_too_large", "",
+                     fmt::format("the body is longer than {} MiB", kMaxBodyBytes >> 20)});
+    refuse(request, response,
+           {status, status < 500 ? "invalid_request_error" : "server_error", "", "",
+            status < 500 ? "this is no valid HTTP request" : "the request could not be handled"});
+  }
+
+  // One line a request, without content.
+  void note(const Request& request, const Response& response) {
+    if (Service* service = service_.load()) service->count(response.status);
+    log(LogLevel::info, "{} {} {} {}", request.remote_addr, request.method, request.path, response.status);
+  }
+
+  static void refuse(const Request& request, Response& response, const ApiError& error) {
+    if (error.retry_after_s > 0) response.set_header("Retry-After", std::to_string(error.retry_after_s));
+    const std::string id = new_id("req_");
+    if (error.status >= 500) log(LogLevel::error, "{}: {}", id, error.what());
+    response.set_header("x-request-id", id);
+    set_json(response, error.status,
+             family_of(request.path) == Family::anthropic ? anthropic_error(error, id) : openai_error(error));
+  }
+
+  // ---- Routes
+
+  using Handler = std::function<void(const Request&, Response&)>;
+
+  // Runs the handler; what it throws becomes an error of the path's family.
+  httplib::Server::Handler guarded(Handler handler) {
+    return [handler = std::move(handler)](const Request& request, Response& response) {
+      try {
+        handler(request, response);
+      } catch (const std::exception& e) {
+        refuse(request, response, api_error_of(e));
+      }
+    };
+  }
+
+  void get(const std::string& path, Handler handler) {
+    routes_[path] = "GET, HEAD";
+    http_.Get(path, guarded(std::move(handler)));
+  }
+  void post(const std::string& path, Handler handler) {
+    routes_[path] = "POST";
+    http_.Post(path, guarded(std::move(handler)));
+  }
+  void post_json(const std::string& path, Json (Service::*make)(const Json&) const) {
+    post(path, [this, make](const Request& request, Response& response) {
+      set_json(response, 200, (service().*make)(parse_json(request.body)));
+    });
+  }
+
+  void add_routes() {
+    get("/health", [this](const Request&, Response& response) {
+      const bool ready = service_.load() != nullptr;
+      set_json(response, ready ? 200 : 503, {{"status", ready ? "ready" : "loading"}});
+    });
+    get("/metrics", [this](const Request&, Response& response) {
+      response.set_content(service().metrics(), "text/plain; version=0.0.4");
+    });
+    get("/cache", [this](const Request&, Response& response) { set_json(response, 200, service().cache()); });
+    routes_["/cache"] = "GET, HEAD, DELETE";
+    http_.Delete("/cache", guarded([this](const Request&, Response& response) {
+                   service().clear_cache();
+                   set_json(response, 200, service().cache());
+                 }));
+    post_json("/tokenize", &Service::tokenize);
+    post_json("/detokenize", &Service::detokenize);
+    post_json("/apply-template", &Service::apply_template);
+    for (const std::string prefix : {"/v1", ""}) {
+      get(prefix + "/models",
+          [this](const Request&, Response& response) { set_json(response, 200, service().models()); });
+      http_.Get(prefix + "/models/(.+)", guarded([this](const Request& request, Response& response) {
+                  if (request.matches[1] != service().model().id)
+                    throw ApiError(
+                        404, "not_found_error", "model_not_found", "model",
+                        fmt::format("there is no model of this name; {} is served", service().model().id));
+                  set_json(response, 200, service().model_entry());
+                }));
+      answers(prefix + "/chat/completions", parse_chat_completion);
+      answers(prefix + "/completions", parse_text_completion);
+    }
+  }
+
+  void answers(const std::string& path, Parse parse) {
+    post(path,
+         [this, parse](const Request& request, Response& response) { answer(parse, request, response); });
+  }
+
+  void answer(Parse parse, const Request& request, Response& response) {
+    Call call = parse(parse_json(request.body), service().model());
+    engine::AnswerStream stream = service().start(call);
+    const Peer peer = Peer::find(request.remote_addr, request.remote_port, port_);
+    response.set_header("x-request-id", new_id("req_"));
+    if (!call.stream) {
+      Outcome outcome;
+      const std::optional<Json> whole =
+          service().whole(stream, *call.writer, [&] { return peer.is_there(); }, outcome);
+      if (whole) set_json(response, 200, *whole);
+      return;
+    }
+    response.set_header("Cache-Control", "no-cache");
+    response.set_header("X-Accel-Buffering", "no");  // proxies pass events on as they come
+    // The HTTP library copies its callbacks, and a stream cannot be copied.
+    struct Job {
+      engine::AnswerStream stream;
+      std::unique_ptr<AnswerWriter> writer;
+    };
+    auto job = std::make_shared<Job>(Job{std::move(stream), std::move(call.writer)});
+    response.set_chunked_content_provider(
+        "text/event-stream", [this, job, peer](size_t, httplib::DataSink& sink) {
+          const auto send = [&](const std::string& bytes) { return sink.write(bytes.data(), bytes.size()); };
+          const Outcome outcome =
+              service().stream(job->stream, *job->writer, send, [&] { return peer.is_there(); });
+          if (outcome.client_left) return false;
+          sink.done();
+          return true;
+        });
+  }
+
+  Service& service() { return *service_.load(); }
+
+  const HttpOptions options_;
+  httplib::Server http_;
+  int port_ = -1;
+  std::atomic<Service*> service_ = nullptr;
+  std::map<std::string, std::string> routes_;  // path -> methods
+};
+
+HttpServer::HttpServer(HttpOptions options)
+    : implementation_(std::make_unique<Implementation>(std::move(options))) {}
+HttpServer::~HttpServer() = default;
+int HttpServer::bind() { return implementation_->bind(); }
+void HttpServer::listen() { implementation_->listen(); }
+void HttpServer::set_service(Service& service) { implementation_->set_service(service); }
+void HttpServer::stop() { implementation_->stop(); }
+
+}  // namespace lily::server

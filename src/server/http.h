@@ -1,0 +1,46 @@
+// The HTTP server: routes, keys, limits and errors around a Service. http.cc is the one file that sees the
+// HTTP library.
+//
+// Threads. listen() blocks in a thread of its own; each connection is served by one thread of a pool, which
+// parses its requests, hands them to the engine's queue and writes the answers. A connection that is slow or
+// broken holds its own thread only.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "server/service.h"
+
+namespace lily::server {
+
+struct HttpOptions {
+  std::string host = "127.0.0.1";
+  int port = 8080;           // 0: any that is free
+  std::string api_key;       // empty: none is asked for
+  std::string cors;          // an origin that browsers may call from, or "*"; empty: only the server's own
+  int n_threads = 256;       // connections that are served at the same time
+  int read_timeout_s = 10;   // for the next bytes of a request
+  int write_timeout_s = 30;  // for a client to take bytes
+};
+
+class HttpServer {
+ public:
+  explicit HttpServer(HttpOptions options);
+  ~HttpServer();
+
+  // Takes the port; throws Error(Fault::user) if it cannot be had. Returns the port.
+  int bind();
+  // Serves until stop(); requests that run then are finished. Until a service is there, everything but
+  // /health is answered with 503.
+  void listen();
+  // From any thread. The service outlives the server.
+  void set_service(Service& service);
+  void stop();
+
+ private:
+  class Implementation;
+  std::unique_ptr<Implementation> implementation_;
+};
+
+}  // namespace lily::server

@@ -1,0 +1,62 @@
+#include "server/peer.h"
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+
+namespace lily::server {
+namespace {
+
+constexpr int kFirstFd = 3, kLastFd = 1 << 16;
+constexpr int kMaxGap = 512;  // file descriptors are given out lowest first, so that gaps are short
+
+struct Address {
+  std::string host;
+  int port = -1;
+};
+
+template <typename Ask>
+Address address_of(int fd, Ask ask) {
+  sockaddr_storage storage{};
+  socklen_t length = sizeof storage;
+  auto* const address = reinterpret_cast<sockaddr*>(&storage);
+  if (ask(fd, address, &length) != 0) return {};
+  std::array<char, NI_MAXHOST> host{};
+  std::array<char, NI_MAXSERV> port{};
+  if (getnameinfo(address, length, host.data(), host.size(), port.data(), port.size(),
+                  NI_NUMERICHOST | NI_NUMERICSERV) != 0)
+    return {};
+  return {host.data(), std::atoi(port.data())};
+}
+
+}  // namespace
+
+Peer Peer::find(const std::string& remote_address, int remote_port, int local_port) {
+  for (int fd = kFirstFd, gap = 0; fd < kLastFd && gap < kMaxGap; ++fd) {
+    sockaddr_storage storage{};
+    socklen_t length = sizeof storage;
+    if (getpeername(fd, reinterpret_cast<sockaddr*>(&storage), &length) != 0) {
+      gap = errno == EBADF ? gap + 1 : 0;
+      continue;
+    }
+    gap = 0;
+    if (storage.ss_family != AF_INET && storage.ss_family != AF_INET6) continue;
+    const Address remote = address_of(fd, getpeername);
+    if (remote.port != remote_port || remote.host != remote_address) continue;
+    if (address_of(fd, getsockname).port == local_port) return Peer(fd);
+  }
+  return Peer(-1);
+}
+
+bool Peer::is_there() const {
+  if (fd_ < 0) return true;
+  char byte = 0;
+  const ssize_t n = recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+  return n > 0 || (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR));
+}
+
+}  // namespace lily::server

@@ -1,0 +1,229 @@
+#include "server/service.h"
+
+#include <ctime>
+
+#include "base/log.h"
+#include "server/openai_chat.h"
+#include "text/chat.h"
+
+namespace lily::server {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kPoll = std::chrono::milliseconds(100);  // how soon a client that left is noticed
+constexpr size_t kMaxIgnoredNames = 1000;               // that are remembered as logged
+
+}  // namespace
+
+Service::Service(engine::Assistant& assistant, ServiceOptions options)
+    : assistant_(assistant),
+      options_(std::move(options)),
+      model_{.tokenizer = assistant.tokenizer(),
+             .id = options_.model_id,
+             .created = std::time(nullptr),
+             .context = assistant.context(),
+             .preserve_thinking = options_.preserve_thinking} {}
+
+engine::AnswerStream Service::start(const Call& call) {
+  note_ignored(call.ignored);
+  try {
+    return std::visit([&](const auto& request) { return assistant_.start(request); }, call.request);
+  } catch (const std::exception& e) {
+    throw api_error_of(e);
+  }
+}
+
+void Service::note_ignored(const std::string& names) {
+  if (names.empty()) return;
+  const std::lock_guard lock(ignored_mutex_);
+  if (ignored_.size() < kMaxIgnoredNames && ignored_.insert(names).second)
+    log(LogLevel::info, "request fields without meaning here, ignored: {}", names);
+}
+
+Outcome Service::pump(engine::AnswerStream& answer,
+                      const std::function<bool(const engine::AnswerEvent&)>& take,
+                      const std::function<bool()>& idle, const IsThere& is_there) {
+  Outcome outcome;
+  auto last_event = Clock::now(), last_sent = last_event;
+  const auto leave = [&] {
+    answer.cancel();
+    ++n_left_;
+    outcome.client_left = true;
+    return outcome;
+  };
+  while (!answer.done()) {
+    const auto event = answer.next_for(kPoll);
+    const auto now = Clock::now();
+    if (!is_there()) return leave();
+    if (!event) {
+      if (now - last_event > options_.step_timeout) {
+        answer.cancel();
+        throw ApiError(
+            500, "server_error", "step_timeout", "",
+            fmt::format("the model has made no step for {} s; the request was given up",
+                        std::chrono::duration_cast<std::chrono::seconds>(now - last_event).count()));
+      }
+      if (now - last_sent >= options_.keep_alive) {
+        if (!idle()) return leave();
+        last_sent = now;
+      }
+      continue;
+    }
+    last_event = now;
+    if (const auto* end = std::get_if<engine::AnswerEnd>(&*event)) {
+      outcome.end = *end;
+      if (end->finish == engine::Finish::error)
+        throw ApiError(end->fault == Fault::user ? 400 : 500,
+                       end->fault == Fault::user ? "invalid_request_error" : "server_error", "", "",
+                       end->error);
+      if (end->finish == engine::Finish::cancelled)
+        throw ApiError(500, "server_error", "cancelled", "",
+                       "the answer was given up: the server is stopping, or it was not read in time");
+    }
+    if (!take(*event)) return leave();
+    // Progress that the client is not told about does not keep the connection alive.
+    if (std::holds_alternative<engine::AnswerPiece>(*event)) last_sent = now;
+    else if (now - last_sent >= options_.keep_alive) {
+      if (!idle()) return leave();
+      last_sent = now;
+    }
+  }
+  return outcome;
+}
+
+Outcome Service::stream(engine::AnswerStream& answer, AnswerWriter& writer, const Send& send,
+                        const IsThere& is_there) {
+  const auto send_some = [&](const std::string& bytes) { return bytes.empty() || send(bytes); };
+  try {
+    if (!send_some(writer.begin())) {
+      answer.cancel();
+      return {.client_left = true};
+    }
+    return pump(
+        answer, [&](const engine::AnswerEvent& event) { return send_some(writer.event(event)); },
+        [&] { return send_some(writer.keep_alive()); }, is_there);
+  } catch (const std::exception& e) {
+    answer.cancel();
+    const ApiError error = api_error_of(e);
+    log(LogLevel::error, "an answer failed: {}", error.what());
+    send_some(writer.failure(error));
+    return {.error = error.what()};
+  }
+}
+
+std::optional<Json> Service::whole(engine::AnswerStream& answer, AnswerWriter& writer,
+                                   const IsThere& is_there, Outcome& outcome) {
+  outcome = pump(
+      answer,
+      [&](const engine::AnswerEvent& event) {
+        writer.event(event);
+        return true;
+      },
+      [] { return true; }, is_there);
+  if (outcome.client_left) return {};
+  return writer.whole();
+}
+
+Json Service::model_entry() const {
+  return {{"id", model_.id},
+          {"object", "model"},
+          {"created", model_.created},
+          {"owned_by", "lily"},
+          {"max_model_len", model_.context},
+          {"context_length", model_.context}};
+}
+
+Json Service::models() const { return {{"object", "list"}, {"data", Json::array({model_entry()})}}; }
+
+Json Service::tokenize(const Json& json) const {
+  Body body(json);
+  std::vector<int32_t> ids;
+  if (body.find("messages") != nullptr) {
+    Json chat = json;
+    if (!chat.contains("stream")) chat["stream"] = false;
+    ids = assistant_.prepare(std::get<engine::ChatRequest>(parse_chat_completion(chat, model_).request)).ids;
+  } else {
+    auto text = body.text("content");
+    if (!text) text = body.text("prompt");
+    if (!text) body.fail("content", "a text is needed (or messages)");
+    const bool special = body.boolean("parse_special", true);
+    ids = model_.tokenizer.encode(*text, special ? text::AddedTokens::all : text::AddedTokens::none);
+  }
+  Json out = {{"tokens", ids}, {"count", ids.size()}, {"max_model_len", model_.context}};
+  if (body.boolean("with_pieces", false)) {
+    out["pieces"] = Json::array();
+    for (const int32_t id : ids) out["pieces"].push_back(std::string(model_.tokenizer.token_bytes(id)));
+  }
+  return out;
+}
+
+Json Service::detokenize(const Json& json) const {
+  Body body(json);
+  const Json* tokens = body.array("tokens");
+  if (tokens == nullptr) body.fail("tokens", "a list of token ids is needed");
+  std::vector<int32_t> ids;
+  for (const Json& id : *tokens) {
+    if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() >= model_.tokenizer.n_tokens())
+      body.fail("tokens",
+                fmt::format("'{}' at place {} is no token id; they go from 0 to {}",
+                            to_text(id).substr(0, 40), ids.size(), model_.tokenizer.n_tokens() - 1));
+    ids.push_back(id.get<int32_t>());
+  }
+  const std::string text = model_.tokenizer.decode_bytes(ids);
+  return {{"content", text}, {"prompt", text}};
+}
+
+Json Service::apply_template(const Json& json) const {
+  const Call call = parse_chat_completion(json, model_);
+  return {{"prompt", assistant_.rendered(std::get<engine::ChatRequest>(call.request))}};
+}
+
+Json Service::count_tokens(const engine::ChatRequest& request) const {
+  return {{"input_tokens", assistant_.prepare(request).ids.size()}};
+}
+
+Json Service::cache() const {
+  const engine::EngineStats s = assistant_.engine().stats();
+  return {{"entries", s.n_cached_states},
+          {"hits", s.cache_hits},
+          {"misses", s.cache_misses},
+          {"cached_tokens", s.cached_tokens},
+          {"prompt_tokens", s.prompt_tokens},
+          {"kv_blocks", {{"free", s.n_free_blocks}, {"total", s.n_blocks}}},
+          {"state_slots", {{"free", s.n_free_states}, {"total", s.n_states}}}};
+}
+
+std::string Service::metrics() const {
+  const engine::EngineStats s = assistant_.engine().stats();
+  std::string out;
+  const auto add = [&](const char* name, const char* type, const char* help, auto value) {
+    out += fmt::format("# HELP lily_{} {}\n# TYPE lily_{} {}\nlily_{} {}\n", name, help, name, type, name,
+                       value);
+  };
+  out +=
+      "# HELP lily_http_requests_total HTTP requests by result.\n# TYPE lily_http_requests_total counter\n";
+  out += fmt::format(
+      "lily_http_requests_total{{result=\"ok\"}} {}\nlily_http_requests_total{{result=\"refused\"}} {}\n"
+      "lily_http_requests_total{{result=\"failed\"}} {}\n",
+      n_ok_.load(), n_refused_.load(), n_failed_.load());
+  add("clients_left_total", "counter", "Answers given up because the client had gone.", n_left_.load());
+  add("requests_total", "counter", "Answers begun.", s.n_requests);
+  add("requests_failed_total", "counter", "Answers that ended in an error.", s.n_failed);
+  add("requests_waiting", "gauge", "Requests in the queue.", s.n_waiting);
+  add("requests_running", "gauge", "Answers being computed.", s.n_running);
+  add("prompt_tokens_total", "counter", "Tokens of prompts, cached ones included.", s.prompt_tokens);
+  add("cached_tokens_total", "counter", "Tokens of prompts that were not computed again.", s.cached_tokens);
+  add("completion_tokens_total", "counter", "Tokens written.", s.completion_tokens);
+  add("steps_total", "counter", "Steps of the device.", s.n_steps);
+  add("cache_hits_total", "counter", "Prompts that began in the prefix cache.", s.cache_hits);
+  add("cache_misses_total", "counter", "Prompts that did not.", s.cache_misses);
+  add("cache_entries", "gauge", "Snapshots in the prefix cache.", s.n_cached_states);
+  add("kv_blocks", "gauge", "Blocks of the KV cache.", s.n_blocks);
+  add("kv_blocks_free", "gauge", "Blocks of the KV cache that nobody holds.", s.n_free_blocks);
+  add("state_slots", "gauge", "Recurrent states that fit.", s.n_states);
+  add("state_slots_free", "gauge", "Recurrent states that nobody holds.", s.n_free_states);
+  return out;
+}
+
+}  // namespace lily::server
