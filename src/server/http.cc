@@ -59,7 +59,7 @@ class HttpServer::Implementation {
       return new httplib::ThreadPool(static_cast<size_t>(n));
     };
     http_.set_keep_alive_max_count(10000);
-    http_.set_keep_alive_timeout(30);
+    http_.set_keep_alive_timeout(options_.keep_alive_s);
     http_.set_read_timeout(options_.read_timeout_s);
     http_.set_write_timeout(options_.write_timeout_s);
     http_.set_payload_max_length(kMaxBodyBytes);
@@ -106,6 +106,13 @@ class HttpServer::Implementation {
     }
     if (request.method == "OPTIONS") {
       response.status = is_own || is_allowed ? 204 : 403;
+      return Result::Handled;
+    }
+    if (request.get_header_value<uint64_t>("Content-Length") > kMaxBodyBytes) {
+      // The HTTP library would read the whole body first.
+      response.set_header("Connection", "close");
+      response.status = 413;
+      explain(request, response);
       return Result::Handled;
     }
     const bool is_open = request.path == "/health" || request.path == "/";
@@ -160,6 +167,8 @@ class HttpServer::Implementation {
 
   // One line a request, without content.
   void note(const Request& request, const Response& response) {
+    // The answer has been sent; the body that is still coming is no request.
+    if (response.status == 413) Peer::find(request.remote_addr, request.remote_port, port_).hear_no_more();
     if (Service* service = service_.load()) service->count(response.status);
     log(LogLevel::info, "{} {} {} {}", request.remote_addr, request.method, request.path, response.status);
   }

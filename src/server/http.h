@@ -3,7 +3,8 @@
 //
 // Threads. listen() blocks in a thread of its own; each connection is served by one thread of a pool, which
 // parses its requests, hands them to the engine's queue and writes the answers. A connection that is slow or
-// broken holds its own thread only.
+// broken holds its own thread only. Requests that a client sends without waiting for the answer before
+// (pipelining) are not supported by the HTTP library: the connection closes after the first one.
 #pragma once
 
 #include <functional>
@@ -21,6 +22,7 @@ struct HttpOptions {
   std::string cors;          // an origin that browsers may call from, or "*"; empty: only the server's own
   int n_threads = 256;       // connections that are served at the same time
   int read_timeout_s = 10;   // for the next bytes of a request
+  int keep_alive_s = 15;     // for the next request of a connection
   int write_timeout_s = 30;  // for a client to take bytes
 };
 

@@ -59,4 +59,8 @@ bool Peer::is_there() const {
   return n > 0 || (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR));
 }
 
+void Peer::hear_no_more() const {
+  if (fd_ >= 0) shutdown(fd_, SHUT_RD);
+}
+
 }  // namespace lily::server

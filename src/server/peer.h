@@ -13,6 +13,8 @@ class Peer {
 
   // False once the client has closed the connection or it broke.
   bool is_there() const;
+  // Nothing more is read from this client; what is being written still reaches it.
+  void hear_no_more() const;
 
  private:
   explicit Peer(int fd) : fd_(fd) {}

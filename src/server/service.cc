@@ -98,6 +98,7 @@ Outcome Service::stream(engine::AnswerStream& answer, AnswerWriter& writer, cons
   try {
     if (!send_some(writer.begin())) {
       answer.cancel();
+      ++n_left_;
       return {.client_left = true};
     }
     return pump(
