@@ -1,37 +1,128 @@
 #include "server/body.h"
 
 #include <cmath>
+#include <cstdlib>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "base/printable.h"
 
 namespace lily::server {
 namespace {
 
 std::string shown(const Json& value) {
   constexpr size_t kMost = 60;
+  if (value.is_binary()) return "an integer of more than 64 bits";
   if (value.is_structured()) return value.is_object() ? "an object" : "an array";
   std::string text = to_text(value);
   if (text.size() > kMost) text = text.substr(0, kMost) + "...";
   return text;
 }
 
+// Builds the document bottom up, so that depth costs no stack while reading and equal keys are found at once.
+class Builder final : public nlohmann::json_sax<Json> {
+ public:
+  bool null() override { return add(nullptr); }
+  bool boolean(bool value) override { return add(value); }
+  bool number_integer(number_integer_t value) override { return add(value); }
+  bool number_unsigned(number_unsigned_t value) override { return add(value); }
+  bool number_float(number_float_t value, const string_t& text) override {
+    if (text.find_first_of(".eE") != std::string::npos) return add(value);
+    return add(Json::binary({text.begin(), text.end()}, kBigInteger));
+  }
+  bool string(string_t& value) override { return add(std::move(value)); }
+  bool binary(binary_t&) override { return false; }
+  bool key(string_t& name) override {
+    if (!open_.back().keys.insert(name).second) {
+      const std::string at = path(name);
+      throw ApiError::bad_field(at, fmt::format("{}: the key appears twice in one object", printable(at)));
+    }
+    open_.back().key = std::move(name);
+    return true;
+  }
+  bool start_object(size_t) override { return open(Json::object()); }
+  bool start_array(size_t) override { return open(Json::array()); }
+  bool end_object() override { return close(); }
+  bool end_array() override { return close(); }
+  bool parse_error(size_t position, const std::string&, const nlohmann::detail::exception& error) override {
+    if (dynamic_cast<const nlohmann::json::out_of_range*>(&error) != nullptr)
+      throw ApiError::bad_request("the body is not valid JSON: a number is out of range");
+    throw ApiError::bad_request(fmt::format("the body is not valid JSON: error at byte {}", position));
+  }
+
+  Json document;
+
+ private:
+  static constexpr uint8_t kBigInteger = 1;  // as text::parse_json writes them
+
+  struct Open {
+    Json value;
+    std::string key;
+    std::unordered_set<std::string> keys;
+  };
+
+  bool open(Json value) {
+    if (open_.size() == kMaxRequestDepth)
+      throw ApiError::bad_request(
+          fmt::format("the body is nested more than {} levels deep", kMaxRequestDepth));
+    open_.push_back({std::move(value), {}, {}});
+    return true;
+  }
+  bool close() {
+    Json value = std::move(open_.back().value);
+    open_.pop_back();
+    return add(std::move(value));
+  }
+  bool add(Json value) {
+    if (open_.empty()) {
+      document = std::move(value);
+      return true;
+    }
+    Open& parent = open_.back();
+    // The object is a vector of pairs, whose own insertion looks for the key among all.
+    if (parent.value.is_array()) parent.value.push_back(std::move(value));
+    else parent.value.get_ref<Json::object_t&>().emplace_back(parent.key, std::move(value));
+    return true;
+  }
+  // messages[2].content
+  std::string path(std::string_view key) const {
+    std::string out;
+    for (size_t i = 0; i + 1 < open_.size(); ++i) {
+      if (open_[i].value.is_array()) {
+        out += fmt::format("[{}]", open_[i].value.size());
+        continue;
+      }
+      if (!out.empty()) out += '.';
+      out += open_[i].key;
+    }
+    if (!out.empty()) out += '.';
+    return out.append(key);
+  }
+
+  std::vector<Open> open_;
+};
+
 }  // namespace
 
 Json parse_json(std::string_view text) {
-  bool too_deep = false;
-  const Json::parser_callback_t check = [&](int depth, Json::parse_event_t, Json&) {
-    if (depth > kMaxRequestDepth) too_deep = true;
-    return !too_deep;
-  };
-  Json json;
-  try {
-    json = Json::parse(text.begin(), text.end(), check);
-  } catch (const nlohmann::json::parse_error& e) {
-    throw ApiError::bad_request(fmt::format("the body is not valid JSON: error at byte {}", e.byte));
-  } catch (const nlohmann::json::exception&) {
-    throw ApiError::bad_request("the body is not valid JSON: a number is out of range");
+  // The library takes a NUL for the end of the text and would not look behind it.
+  if (const size_t nul = text.find('\0'); nul != std::string_view::npos)
+    throw ApiError::bad_request(fmt::format("the body is not valid JSON: byte {} is zero", nul));
+  Builder builder;
+  Json::sax_parse(text.begin(), text.end(), static_cast<nlohmann::json_sax<Json>*>(&builder));
+  return std::move(builder.document);
+}
+
+Json plain_numbers(const Json& json) {
+  if (json.is_binary()) {
+    const auto& digits = json.get_binary();
+    return std::strtod(std::string(digits.begin(), digits.end()).c_str(), nullptr);
   }
-  if (too_deep)
-    throw ApiError::bad_request(fmt::format("the body is nested more than {} levels deep", kMaxRequestDepth));
-  return json;
+  if (!json.is_structured()) return json;
+  Json out = json;
+  for (Json& item : out) item = plain_numbers(item);
+  return out;
 }
 
 std::string to_text(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
@@ -64,12 +155,11 @@ std::optional<int64_t> Body::integer(const char* name, int64_t least, int64_t mo
   const Json* value = find(name);
   if (value == nullptr) return {};
   // 100.0 is an integer too: some clients know no others.
-  const bool is_whole = value->is_number_float() &&
-                        std::trunc(value->get<double>()) == value->get<double>() &&
+  const bool is_whole = value->is_number_float() && std::trunc(value->get<double>()) == value->get<double>() &&
                         std::abs(value->get<double>()) < 0x1p53;
   if (!value->is_number_integer() && !is_whole) fail(name, "an integer is needed, found " + shown(*value));
   const bool too_large = value->is_number_unsigned() && value->get<uint64_t>() > uint64_t{INT64_MAX};
-  const int64_t number = too_large  ? INT64_MAX
+  const int64_t number = too_large ? INT64_MAX
                          : is_whole ? static_cast<int64_t>(value->get<double>())
                                     : value->get<int64_t>();
   if (too_large || number < least || number > most)
@@ -117,7 +207,7 @@ std::string Body::unknown() const {
   for (const auto& [name, value] : object_.items()) {
     if (seen_.contains(name)) continue;
     if (!names.empty()) names += ", ";
-    names += name.substr(0, 64);
+    names += printable(name, 64);
   }
   return names;
 }

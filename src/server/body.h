@@ -7,6 +7,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "server/api_error.h"
 
@@ -16,10 +17,14 @@ using Json = nlohmann::ordered_json;
 
 inline constexpr int kMaxRequestDepth = 64;  // of nested objects and arrays
 
-// Strict UTF-8, at most kMaxRequestDepth deep; the text is not repeated in errors.
+// Strict UTF-8, at most kMaxRequestDepth deep, each key once in its object; the text is not repeated in
+// errors. Integers beyond 64 bits are kept as text::parse_json keeps them, so that tools are rendered as they
+// came.
 Json parse_json(std::string_view text);
 // Never throws: what is no UTF-8 becomes U+FFFD.
 std::string to_text(const Json& json);
+// With numbers that every JSON writer knows, for what is echoed to a client.
+Json plain_numbers(const Json& json);
 
 class Body {
  public:

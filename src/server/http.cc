@@ -7,9 +7,13 @@
 #include <map>
 
 #include "base/log.h"
+#include "base/printable.h"
+#include "server/messages.h"
 #include "server/openai_chat.h"
 #include "server/openai_text.h"
+#include "server/openapi.h"
 #include "server/peer.h"
+#include "server/responses.h"
 
 namespace lily::server {
 namespace {
@@ -88,7 +92,7 @@ class HttpServer::Implementation {
  private:
   using Request = httplib::Request;
   using Response = httplib::Response;
-  using Parse = Call (*)(const Json&, const ServedModel&);
+  using Parse = std::function<Call(const Json&, const ServedModel&)>;
 
   // ---- Before and after the routes
 
@@ -240,15 +244,46 @@ class HttpServer::Implementation {
                 }));
       answers(prefix + "/chat/completions", parse_chat_completion);
       answers(prefix + "/completions", parse_text_completion);
+      answers(prefix + "/messages", parse_message);
+      post(prefix + "/messages/count_tokens", [this](const Request& request, Response& response) {
+        const Json body = parse_json(request.body);
+        set_json(response, 200, service().count_tokens(parse_count_tokens(body, service().model())));
+      });
+      add_responses(prefix + "/responses");
     }
+    get("/openapi.json", [](const Request&, Response& response) {
+      response.set_content(std::string(openapi_json()), "application/json");
+    });
+  }
+
+  // With the answers that are kept.
+  void add_responses(const std::string& path) {
+    answers(path, [this](const Json& body, const ServedModel& model) {
+      return parse_response(body, model, responses_);
+    });
+    const auto unknown = [](const std::string& id) {
+      return ApiError(404, "not_found_error", "response_not_found", "response_id",
+                      fmt::format("there is no stored response \"{}\"", printable(id, 80)));
+    };
+    http_.Get(path + "/([^/]+)", guarded([this, unknown](const Request& request, Response& response) {
+                const std::optional<StoredResponse> stored = responses_.find(request.matches[1].str());
+                if (!stored) throw unknown(request.matches[1]);
+                set_json(response, 200, stored->response);
+              }));
+    http_.Delete(path + "/([^/]+)", guarded([this, unknown](const Request& request, Response& response) {
+                   const std::string id = request.matches[1];
+                   if (!responses_.erase(id)) throw unknown(id);
+                   set_json(response, 200, {{"id", id}, {"object", "response"}, {"deleted", true}});
+                 }));
   }
 
   void answers(const std::string& path, Parse parse) {
-    post(path,
-         [this, parse](const Request& request, Response& response) { answer(parse, request, response); });
+    post(path, [this, parse = std::move(parse)](const Request& request, Response& response) {
+      answer(parse, request, response);
+    });
   }
 
-  void answer(Parse parse, const Request& request, Response& response) {
+  void answer(const Parse& parse, const Request& request, Response& response) {
     Call call = parse(parse_json(request.body), service().model());
     engine::AnswerStream stream = service().start(call);
     const Peer peer = Peer::find(request.remote_addr, request.remote_port, port_);
@@ -285,6 +320,7 @@ class HttpServer::Implementation {
   httplib::Server http_;
   int port_ = -1;
   std::atomic<Service*> service_ = nullptr;
+  ResponseStore responses_;
   std::map<std::string, std::string> routes_;  // path -> methods
 };
 

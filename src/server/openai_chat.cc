@@ -1,10 +1,11 @@
 #include "server/openai_chat.h"
 
 #include <ctime>
-#include <limits>
 
+#include "server/content.h"
 #include "server/openai_fields.h"
 #include "server/transcript.h"
+#include "text/normalise.h"
 
 namespace lily::server {
 namespace {
@@ -173,33 +174,40 @@ void refuse_what_is_not_supported(Body& body) {
   body.refuse("function_call", "use tool_choice");
   body.refuse("web_search_options", "there is no web search; declare a function as a tool");
   if (const Json* modalities = body.array("modalities"))
-    if (*modalities != Json::array({"text"})) body.fail("modalities", "only text is supported");
+    for (const Json& modality : *modalities)
+      if (modality != "text") body.fail("modalities", "only text is supported");
   if (const auto n = body.integer("n", 1, 128); n && *n != 1)
     body.fail("n", "one choice a request is supported");
 }
 
-void parse_thinking(Body& body, const ServedModel& model, engine::Thinking& thinking) {
+void parse_reasoning(Body& body, const ServedModel& model, engine::Thinking& thinking, std::string& ignored) {
   thinking.preserve = model.preserve_thinking;
   if (const auto effort = body.text("reasoning_effort")) apply_effort(*effort, "reasoning_effort", thinking);
   if (auto reasoning = body.object("reasoning"))  // as some routers send it
     if (const auto effort = reasoning->text("effort")) apply_effort(*effort, "reasoning.effort", thinking);
-  if (auto kwargs = body.object("chat_template_kwargs")) {
-    thinking.enabled = kwargs->boolean("enable_thinking", thinking.enabled);
-    thinking.preserve = kwargs->boolean("preserve_thinking", thinking.preserve);
-    kwargs->boolean("add_vision_id", false);
+  parse_thinking(body, thinking, ignored);
+}
+
+// A fault in them is told with its place.
+std::vector<text::Message> parse_chat_messages(Body& body) {
+  const Json* list = body.array("messages");
+  if (list == nullptr) body.fail("messages", "a list of messages is needed");
+  for (size_t i = 0; i < list->size(); ++i) {
+    if (!(*list)[i].is_object()) continue;
+    const auto content = (*list)[i].find("content");
+    if (content == (*list)[i].end() || !content->is_array()) continue;
+    for (size_t j = 0; j < content->size(); ++j)
+      if ((*content)[j].is_object()) part_text((*content)[j], fmt::format("messages[{}].content[{}]", i, j));
   }
-  thinking.enabled = body.boolean("enable_thinking", thinking.enabled);
-  thinking.preserve = body.boolean("preserve_thinking", thinking.preserve);
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  std::optional<int64_t> budget;
-  if (auto nested = body.object("thinking")) {
-    if (const auto type = nested->text("type")) thinking.enabled = *type != "disabled";
-    budget = nested->integer("budget_tokens", 0, kMost);
+  try {
+    std::vector<text::Message> messages = text::parse_messages(*list);
+    text::normalise(messages, {});  // finds the other faults, while the messages have the client's numbers
+    return messages;
+  } catch (const Error& e) {
+    const std::string what = e.what();
+    const std::string at = what.substr(0, what.find(':'));
+    throw ApiError::bad_field(at.starts_with("messages") ? at : "messages", what);
   }
-  for (const char* name : {"thinking_budget_tokens", "thinking_budget"})
-    if (const auto value = body.integer(name, 0, kMost)) budget = value;
-  if (budget) thinking.budget = static_cast<int32_t>(*budget);
-  if (thinking.budget == 0) thinking.enabled = false;
 }
 
 }  // namespace
@@ -210,17 +218,15 @@ Call parse_chat_completion(const Json& json, const ServedModel& model) {
   engine::ChatRequest request;
   Reply reply{.model = body.text("model").value_or(model.id)};
 
-  const Json* messages = body.array("messages");
-  if (messages == nullptr) body.fail("messages", "a list of messages is needed");
-  request.messages = text::parse_messages(*messages);
+  Call call;
+  request.messages = parse_chat_messages(body);
   if (const Json* tools = body.array("tools")) request.tools = parse_functions(*tools, "tools");
   request.tool_choice = parse_tool_choice(body, request.tools);
   if (auto format = body.object("response_format")) request.format = parse_format(*format);
-  parse_thinking(body, model, request.thinking);
+  parse_reasoning(body, model, request.thinking, call.ignored);
   request.sampling = parse_sampling(body, model);
   for (const char* name : {"max_tokens", "max_completion_tokens"})
-    if (const auto n = body.integer(name, 1, std::numeric_limits<int32_t>::max()))
-      request.max_tokens = static_cast<int32_t>(*n);
+    if (const auto n = parse_max_tokens(body, name)) request.max_tokens = n;
   request.stop = parse_stop(body, "stop");
   request.add_generation_prompt = body.boolean("add_generation_prompt", true);
   request.cache_key = body.text("prompt_cache_key").value_or("");
@@ -231,13 +237,12 @@ Call parse_chat_completion(const Json& json, const ServedModel& model) {
     reply.n_top = static_cast<int>(*n);
   }
   if (reply.logprobs) request.top_logprobs = reply.n_top;
-  Call call;
   call.stream = body.boolean("stream", false);
   if (auto options = body.object("stream_options"))
     reply.include_usage = options->boolean("include_usage", false);
   reply.progress = body.boolean("return_progress", false);
   for (const char* name : {"user", "metadata", "store", "service_tier", "safety_identifier"}) body.find(name);
-  call.ignored = body.unknown();
+  add_ignored(call.ignored, body.unknown());
   call.request = std::move(request);
   call.writer = std::make_unique<ChatWriter>(std::move(reply), model.tokenizer);
   return call;

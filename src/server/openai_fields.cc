@@ -4,10 +4,12 @@
 #include <cmath>
 #include <limits>
 
+#include "base/printable.h"
+
 namespace lily::server {
 namespace {
 
-constexpr size_t kMaxStops = 16, kMaxTools = 1024, kMaxBiases = 4096;
+constexpr size_t kMaxStops = 16, kMaxTools = 1024, kMaxBiases = 4096, kMaxNameBytes = 256;
 constexpr int32_t kLowEffortTokens = 2048, kMediumEffortTokens = 8192;
 
 std::optional<float> as_float(std::optional<double> value) {
@@ -31,6 +33,23 @@ void parse_logit_bias(Body& body, const ServedModel& model, engine::SamplingOver
   }
 }
 
+// Any integer of 64 bits, with a sign or without.
+std::optional<uint64_t> parse_seed(Body& body) {
+  const Json* seed = body.find("seed");
+  if (seed == nullptr) return {};
+  if (seed->is_number_unsigned()) return seed->get<uint64_t>();
+  return static_cast<uint64_t>(
+      *body.integer("seed", std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()));
+}
+
+// A name that can stand inside the tags of the model's output.
+bool is_function_name(const std::string& name) {
+  if (name.empty() || name.size() > kMaxNameBytes) return false;
+  for (const char c : name)
+    if (static_cast<uint8_t>(c) <= ' ' || c == '<' || c == '>' || c == '"' || c == '=' || c == '\x7f') return false;
+  return true;
+}
+
 std::string function_name(const Json& choice) {
   for (const Json* at :
        {&choice, choice.is_object() && choice.contains("function") ? &choice["function"] : nullptr})
@@ -51,9 +70,7 @@ engine::SamplingOverrides parse_sampling(Body& body, const ServedModel& model) {
   out.presence_penalty = as_float(body.number("presence_penalty", -2, 2));
   out.frequency_penalty = as_float(body.number("frequency_penalty", -2, 2));
   out.repetition_penalty = as_float(body.number("repetition_penalty", 0.01, 10));
-  if (const auto seed =
-          body.integer("seed", std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()))
-    out.seed = static_cast<uint64_t>(*seed);
+  out.seed = parse_seed(body);
   parse_logit_bias(body, model, out);
   return out;
 }
@@ -83,22 +100,21 @@ Json parse_functions(const Json& tools, const std::string& path) {
     const std::string at = fmt::format("{}[{}]", path, i);
     const Json& tool = tools[i];
     Body fields(tool, at + ".");
-    const std::string type = fields.text("type").value_or("function");
+    const std::string type = fields.text("type").value_or("");
     if (type != "function")
-      throw ApiError::bad_field(at + ".type",
-                                fmt::format("{}.type: '{}' is not supported; only functions are", at, type));
-    Json function = tool.contains("function") ? tool["function"] : tool;
-    if (!tool.contains("function")) function.erase("type");
-    Body inner(function, at + ".function.");
-    const std::string name = inner.text("name").value_or("");
-    // Names stand inside tags of the model's output.
-    if (name.empty() || name.size() > 256 || name.find_first_of("<>\n\r") != std::string::npos)
-      inner.fail("name", "a name of up to 256 characters without <, > and line ends is needed");
-    if (!names.insert(name).second) inner.fail("name", fmt::format("two functions are named '{}'", name));
-    const Json* parameters = inner.find("parameters");
-    if (parameters != nullptr && !parameters->is_object())
-      inner.fail("parameters", "a JSON schema is needed");
-    out.push_back(tool.contains("function") ? tool : Json{{"type", "function"}, {"function", function}});
+      fields.fail("type", fmt::format("'{}' is not supported; tools are of the type function", printable(type, 40)));
+    auto inner = fields.object("function");
+    if (!inner) fields.fail("function", "an object with the function's name is needed");
+    const std::string name = inner->text("name").value_or("");
+    if (!is_function_name(name))
+      inner->fail("name", fmt::format("'{}' is no function name: 1 to {} bytes without white space and <>\"=",
+                                      printable(name, 40), kMaxNameBytes));
+    if (!names.insert(name).second) inner->fail("name", fmt::format("two functions are named '{}'", name));
+    inner->text("description");
+    inner->boolean("strict", false);
+    const Json* parameters = inner->find("parameters");
+    if (parameters != nullptr && !parameters->is_object()) inner->fail("parameters", "a JSON schema is an object");
+    out.push_back(tool);
   }
   return out.empty() ? Json() : out;
 }
@@ -122,6 +138,9 @@ engine::ToolChoice parse_tool_choice(Body& body, const Json& tools) {
                 fmt::format("'{}' is none of auto, none, required and a function", word.substr(0, 40)));
     return out;
   }
+  const std::string type = body.object("tool_choice")->text("type").value_or("");
+  if (type != "function")
+    body.fail("tool_choice", fmt::format("the type '{}' is not supported; function is", printable(type, 40)));
   out.kind = Kind::named;
   out.name = function_name(*choice);
   needs_tools();
@@ -138,6 +157,7 @@ engine::OutputFormat parse_format(Body format) {
   if (type != "json_schema") format.fail("type", "text, json_object or json_schema is needed");
   const auto inner = format.object("json_schema");
   Body fields = inner ? *inner : format;
+  fields.boolean("strict", false);  // enforced either way
   const Json* schema = fields.find("schema");
   if (schema == nullptr || !(schema->is_object() || schema->is_boolean()))
     fields.fail("schema", "a JSON schema is needed");
@@ -145,12 +165,52 @@ engine::OutputFormat parse_format(Body format) {
 }
 
 void apply_effort(const std::string& effort, const std::string& path, engine::Thinking& thinking) {
-  if (effort == "none" || effort == "minimal") thinking.enabled = false;
-  else if (effort == "low") thinking.budget = kLowEffortTokens;
+  thinking.enabled = effort != "none" && effort != "minimal";
+  thinking.budget.reset();
+  if (effort == "low") thinking.budget = kLowEffortTokens;
   else if (effort == "medium") thinking.budget = kMediumEffortTokens;
-  else if (effort != "high" && effort != "xhigh" && effort != "max")
-    throw ApiError::bad_field(path, fmt::format("{}: '{}' is none of none, minimal, low, medium, high, xhigh",
-                                                path, effort.substr(0, 40)));
+  else if (thinking.enabled && effort != "high" && effort != "xhigh" && effort != "max")
+    throw ApiError::bad_field(path, fmt::format("{}: '{}' is none of none, minimal, low, medium, high, xhigh, max",
+                                                path, printable(effort, 40)));
+}
+
+void parse_thinking(Body& body, engine::Thinking& thinking, std::string& ignored) {
+  const auto take_budget = [&](Body& from, const char* name) {
+    const auto budget = from.integer(name, -1, std::numeric_limits<int32_t>::max());
+    if (!budget) return;
+    thinking.enabled = *budget != 0;
+    thinking.budget.reset();  // -1: no bound
+    if (*budget > 0) thinking.budget = static_cast<int32_t>(*budget);
+  };
+  if (auto object = body.object("thinking")) {
+    const std::string type = object->text("type").value_or("enabled");
+    if (type != "enabled" && type != "adaptive" && type != "disabled")
+      object->fail("type", fmt::format("'{}' is none of enabled, adaptive, disabled", printable(type, 40)));
+    take_budget(*object, "budget_tokens");
+    thinking.enabled = type != "disabled";
+  }
+  take_budget(body, "thinking_budget_tokens");
+  take_budget(body, "thinking_budget");
+  thinking.enabled = body.boolean("enable_thinking", thinking.enabled);
+  thinking.preserve = body.boolean("preserve_thinking", thinking.preserve);
+  if (auto kwargs = body.object("chat_template_kwargs")) {
+    thinking.enabled = kwargs->boolean("enable_thinking", thinking.enabled);
+    thinking.preserve = kwargs->boolean("preserve_thinking", thinking.preserve);
+    kwargs->boolean("add_vision_id", false);  // numbers images, of which there are none
+    if (const std::string names = kwargs->unknown(); !names.empty())
+      add_ignored(ignored, "chat_template_kwargs: " + names);
+  }
+}
+
+std::optional<int32_t> parse_max_tokens(Body& body, const char* name) {
+  const auto value = body.integer(name, 1, std::numeric_limits<int32_t>::max());
+  return value ? std::optional(static_cast<int32_t>(*value)) : std::nullopt;
+}
+
+void add_ignored(std::string& ignored, std::string_view names) {
+  if (names.empty()) return;
+  if (!ignored.empty()) ignored += ", ";
+  ignored += names;
 }
 
 }  // namespace lily::server

@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "server/body.h"
@@ -14,14 +15,20 @@ namespace lily::server {
 engine::SamplingOverrides parse_sampling(Body& body, const ServedModel& model);
 // A string or up to 16 of them.
 std::vector<std::string> parse_stop(Body& body, const char* name);
-// Functions with names of their own; null if there are none. Both {"type": "function", "function": {...}} and
-// the flat form of the Responses API are read; the result has the first.
+// Functions with names of their own, as they came; null if there are none.
 Json parse_functions(const Json& tools, const std::string& path);
 // auto, none, required (any), or a function's name in one of the forms in use.
 engine::ToolChoice parse_tool_choice(Body& body, const Json& tools);
 // {"type": "text" | "json_object" | "json_schema", ...}; the schema inside or flat.
 engine::OutputFormat parse_format(Body format);
-// none, minimal, low, medium, high, xhigh.
+// none, minimal, low, medium, high, xhigh, max: off, a budget, or no bound.
 void apply_effort(const std::string& effort, const std::string& path, engine::Thinking& thinking);
+// thinking, thinking_budget and its alias, enable_thinking, preserve_thinking, chat_template_kwargs. They win
+// over an effort that was applied before. Appends names that mean nothing to `ignored`.
+void parse_thinking(Body& body, engine::Thinking& thinking, std::string& ignored);
+std::optional<int32_t> parse_max_tokens(Body& body, const char* name);
+
+// Appends names to a list of them.
+void add_ignored(std::string& ignored, std::string_view names);
 
 }  // namespace lily::server

@@ -1,7 +1,7 @@
 #include "server/openai_text.h"
 
+#include <algorithm>
 #include <ctime>
-#include <limits>
 
 #include "server/openai_fields.h"
 #include "server/transcript.h"
@@ -10,6 +10,11 @@ namespace lily::server {
 namespace {
 
 constexpr int32_t kDefaultMaxTokens = 16;  // OpenAI's
+
+// That begin in these bytes.
+size_t n_characters(std::string_view bytes) {
+  return static_cast<size_t>(std::count_if(bytes.begin(), bytes.end(), [](char c) { return (c & 0xC0) != 0x80; }));
+}
 
 struct Reply {
   std::string model;
@@ -21,17 +26,18 @@ struct Reply {
 class TextWriter final : public AnswerWriter {
  public:
   TextWriter(Reply reply, const text::Tokenizer& tokenizer)
-      : reply_(std::move(reply)), tokenizer_(tokenizer), id_(new_id("cmpl-")), created_(std::time(nullptr)) {}
+      : reply_(std::move(reply)), tokenizer_(tokenizer), id_(new_id("cmpl-")), created_(std::time(nullptr)), n_sent_(n_characters(reply_.echo)) {}
 
   std::string begin() override { return reply_.echo.empty() ? "" : chunk(reply_.echo); }
 
   std::string event(const engine::AnswerEvent& event) override {
     if (const auto* piece = std::get_if<engine::AnswerPiece>(&event)) {
       std::string out;
-      for (const engine::Token& token : piece->tokens) {
-        said_.tokens.push_back(token);
-        unsent_.push_back(token);
-      }
+      if (reply_.n_logprobs >= 0)
+        for (const engine::Token& token : piece->tokens) {
+          said_.tokens.push_back(token);
+          unsent_.push_back(token);
+        }
       for (const text::OutputEvent& e : piece->events) {
         // No template, no roles: thinking is text like any other.
         said_.content += e.text;
@@ -43,7 +49,7 @@ class TextWriter final : public AnswerWriter {
     if (end == nullptr) return {};
     said_.end = *end;
     Json last = head();
-    last["choices"] = Json::array({choice("", unsent_)});
+    last["choices"] = Json::array({fresh_choice("")});
     last["choices"][0]["finish_reason"] = finish_reason();
     last["lily"] = lily_details(*end);
     std::string out = sse(last);
@@ -61,7 +67,8 @@ class TextWriter final : public AnswerWriter {
 
   Json whole() override {
     Json out = head();
-    out["choices"] = Json::array({choice(reply_.echo + said_.content, said_.tokens)});
+    out["choices"] = Json::array(
+        {choice(reply_.echo + said_.content, said_.tokens, n_characters(reply_.echo))});
     out["choices"][0]["finish_reason"] = finish_reason();
     out["usage"] = usage();
     out["lily"] = lily_details(said_.end);
@@ -74,7 +81,7 @@ class TextWriter final : public AnswerWriter {
   }
 
   // The old form: parallel lists.
-  Json logprobs(const std::vector<engine::Token>& tokens) const {
+  Json logprobs(const std::vector<engine::Token>& tokens, size_t offset) const {
     Json out = {{"tokens", Json::array()},
                 {"token_logprobs", Json::array()},
                 {"top_logprobs", Json::array()},
@@ -86,31 +93,31 @@ class TextWriter final : public AnswerWriter {
       for (size_t i = 0; i < token.top.size() && i < static_cast<size_t>(reply_.n_logprobs); ++i)
         top[token_text(token.top[i].id, tokenizer_)] = finite_logprob(token.top[i].logprob);
       out["top_logprobs"].push_back(top);
-      out["text_offset"].push_back(offset_of(token));
+      out["text_offset"].push_back(offset);
+      offset += n_characters(tokenizer_.token_bytes(token.id));
     }
     return out;
   }
-  // Bytes of text before this token.
-  size_t offset_of(const engine::Token& wanted) const {
-    size_t offset = reply_.echo.size();
-    for (const engine::Token& token : said_.tokens) {
-      if (&token == &wanted) break;
-      offset += tokenizer_.token_bytes(token.id).size();
-    }
-    return offset;
+
+  // `offset`: characters before the first of the tokens.
+  Json choice(const std::string& text, const std::vector<engine::Token>& tokens, size_t offset) const {
+    Json out = {{"index", 0}, {"text", text}};
+    out["logprobs"] = reply_.n_logprobs >= 0 ? logprobs(tokens, offset) : Json();
+    out["finish_reason"] = nullptr;
+    return out;
   }
 
-  Json choice(const std::string& text, const std::vector<engine::Token>& tokens) const {
-    Json out = {{"index", 0}, {"text", text}};
-    out["logprobs"] = reply_.n_logprobs >= 0 ? logprobs(tokens) : Json();
-    out["finish_reason"] = nullptr;
+  // With the tokens since the last one.
+  Json fresh_choice(const std::string& text) {
+    Json out = choice(text, unsent_, n_sent_);
+    for (const engine::Token& token : unsent_) n_sent_ += n_characters(tokenizer_.token_bytes(token.id));
+    unsent_.clear();
     return out;
   }
 
   std::string chunk(const std::string& text) {
     Json out = head();
-    out["choices"] = Json::array({choice(text, unsent_)});
-    unsent_.clear();
+    out["choices"] = Json::array({fresh_choice(text)});
     return sse(out);
   }
 
@@ -121,7 +128,8 @@ class TextWriter final : public AnswerWriter {
     return {{"prompt_tokens", u.prompt_tokens},
             {"completion_tokens", u.completion_tokens},
             {"total_tokens", u.prompt_tokens + u.completion_tokens},
-            {"prompt_tokens_details", {{"cached_tokens", u.cached_tokens}}}};
+            {"prompt_tokens_details", {{"cached_tokens", u.cached_tokens}}},
+            {"completion_tokens_details", {{"reasoning_tokens", 0}}}};
   }
 
   Reply reply_;
@@ -130,6 +138,7 @@ class TextWriter final : public AnswerWriter {
   int64_t created_;
   Transcript said_;
   std::vector<engine::Token> unsent_;
+  size_t n_sent_;  // characters of the echo and of the tokens that were sent
 };
 
 // A text, or token ids, or a list with one of them.
@@ -140,11 +149,13 @@ void parse_prompt(Body& body, const ServedModel& model, engine::TextRequest& req
     if (prompt->size() != 1) body.fail("prompt", "one prompt a request is supported");
     prompt = &prompt->front();
   }
+  if (!prompt->is_string() && !prompt->is_array()) body.fail("prompt", "a text or a list of token ids is needed");
+  if (prompt->is_string() ? prompt->get_ref<const std::string&>().empty() : prompt->empty())
+    body.fail("prompt", "it is empty; there is nothing to continue");
   if (prompt->is_string()) {
     request.prompt = prompt->get<std::string>();
     return;
   }
-  if (!prompt->is_array()) body.fail("prompt", "a text or a list of token ids is needed");
   std::vector<int32_t> ids;
   for (const Json& id : *prompt) {
     if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() >= model.tokenizer.n_tokens())
@@ -159,7 +170,7 @@ void parse_prompt(Body& body, const ServedModel& model, engine::TextRequest& req
 
 Call parse_text_completion(const Json& json, const ServedModel& model) {
   Body body(json);
-  body.refuse("suffix", "filling a gap is not supported", "");
+  body.refuse("suffix", "filling a gap is not supported");
   if (const auto n = body.integer("n", 1, 128); n && *n != 1)
     body.fail("n", "one choice a request is supported");
   if (const auto n = body.integer("best_of", 1, 128); n && *n != 1)
@@ -169,8 +180,7 @@ Call parse_text_completion(const Json& json, const ServedModel& model) {
   parse_prompt(body, model, request);
   if (auto format = body.object("response_format")) request.format = parse_format(*format);
   request.sampling = parse_sampling(body, model);
-  request.max_tokens = static_cast<int32_t>(
-      body.integer("max_tokens", 1, std::numeric_limits<int32_t>::max()).value_or(kDefaultMaxTokens));
+  request.max_tokens = parse_max_tokens(body, "max_tokens").value_or(kDefaultMaxTokens);
   request.stop = parse_stop(body, "stop");
   if (const auto n = body.integer("logprobs", 0, 20)) {
     reply.n_logprobs = static_cast<int>(*n);
@@ -179,7 +189,7 @@ Call parse_text_completion(const Json& json, const ServedModel& model) {
   if (body.boolean("echo", false)) {
     if (reply.n_logprobs >= 0) body.fail("echo", "logprobs of the prompt are not supported");
     const auto* ids = std::get_if<std::vector<int32_t>>(&request.prompt);
-    reply.echo = ids != nullptr ? model.tokenizer.decode_bytes(*ids) : std::get<std::string>(request.prompt);
+    reply.echo = ids != nullptr ? model.tokenizer.decode(*ids) : std::get<std::string>(request.prompt);
   }
   Call call;
   call.stream = body.boolean("stream", false);
