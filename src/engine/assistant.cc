@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "engine/grammar/grammar_compiler.h"
 #include "text/normalise.h"
 #include "text/output_reader.h"
 #include "text/tool_schema.h"
@@ -125,12 +126,15 @@ class AnswerStream::State {
       end.finish = Finish::stop;
       end.usage.completion_tokens = n_tokens_;
     } else {
-      const bool is_whole = finished.finish == Finish::stop;
+      // A call that a loop has cut is not one to be carried out.
+      const bool is_whole = finished.finish == Finish::stop && finished.detail != StopDetail::loop;
       AnswerPiece last;
       reader_.finish(is_whole ? text::OutputEnd::stop : text::OutputEnd::length, last.events);
       close_if_over(last);
       if (!last.events.empty()) ready_.emplace_back(std::move(last));
     }
+    if (finished.detail == StopDetail::loop) end.detail = AnswerEnd::Detail::loop;
+    if (finished.detail == StopDetail::thinking_budget) end.detail = AnswerEnd::Detail::thinking_budget;
     end.stop_string = reader_.parser().matched_stop();
     if (end.stop_string >= 0) end.detail = AnswerEnd::Detail::stop_string;
     end.n_complete_calls = begin_.parallel_calls ? reader_.parser().n_complete_calls()
@@ -191,6 +195,17 @@ void Assistant::load(const backend::Progress& progress) {
   LILY_CHECK(!engine_, "a model is loaded once");
   model_->load(progress);
   engine_ = std::make_unique<Engine>(model_->make_executor(), options_);
+  if (!constraints_) set_constraints(grammar_constraints());
+}
+
+ConstraintFactory Assistant::grammar_constraints() const {
+  auto compiler = std::make_shared<grammar::GrammarCompiler>(tokenizer_, config_.stop_ids);
+  return [this, compiler](const ChatRequest& request, const PreparedPrompt& prompt) {
+    const int32_t n_rest = std::max(0, context() - static_cast<int32_t>(prompt.ids.size()));
+    return compiler->constraint_for(
+        request, {.starts_in_thinking = prompt.starts_in_thinking,
+                  .n_room = request.max_tokens ? std::min(n_rest, *request.max_tokens) : n_rest});
+  };
 }
 
 int Assistant::context() const {

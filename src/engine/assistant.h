@@ -74,7 +74,8 @@ class Assistant {
 
   // Reads the weights and starts the engine. Once, and before anything that answers.
   void load(const backend::Progress& progress = {});
-  // Before the first answer.
+  // Before the first answer. load() sets the grammar's (engine/grammar/grammar_compiler.h) where nothing was
+  // set.
   void set_constraints(ConstraintFactory factory) { constraints_ = std::move(factory); }
 
   // Throw Error(Fault::user) for a request that cannot be answered (ContextExceeded among them), QueueFull.
@@ -94,6 +95,7 @@ class Assistant {
   const LoadedModel* model() const { return model_.get(); }  // null on an executor
 
  private:
+  ConstraintFactory grammar_constraints() const;
   SamplingParams sampling(const SamplingOverrides& overrides) const;
 
   std::string folder_, backend_;

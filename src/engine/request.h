@@ -40,12 +40,20 @@ class TokenMask {
     return id >= 0 && id < n_tokens_ && (words_[static_cast<size_t>(id) / 64] >> (id % 64) & 1) != 0;
   }
   void forbid_all() { words_.assign(words_.size(), 0); }
+  void allow_all() { words_.assign(words_.size(), ~uint64_t{0}); }
   // Bit i of word w is token 64 w + i; bits from n_tokens on are ignored.
   std::span<uint64_t> words() { return words_; }
 
  private:
   int32_t n_tokens_;
   std::vector<uint64_t> words_;
+};
+
+// What a constraint did to an answer.
+enum class StopDetail : uint8_t {
+  none,
+  loop,             // the text repeated itself: its thinking was closed, or the answer ended
+  thinking_budget,  // the thinking was closed
 };
 
 // Grammar, tool calls, thinking budgets: decides before each token which ones may come. Called on the
@@ -56,6 +64,13 @@ class TokenConstraint {
   // Every bit of `mask` is clear; set those that are allowed and return true, or return false if any token
   // may come. A mask without any token ends the request with an error.
   virtual bool allowed(TokenMask& mask) = 0;
+  // Any token may come next: allowed() would return false. As long as it says so the device may choose.
+  virtual bool is_free() const { return false; }
+  // What the mask says of one token, where `can_ask_single` is true. Steps that end in candidates ask for
+  // these alone, so that no mask of the whole vocabulary need be made for them.
+  virtual bool allows(int32_t /*token*/) { return true; }
+  virtual bool can_ask_single() const { return false; }
+  virtual StopDetail detail() const { return StopDetail::none; }
   // The token that was chosen, the stop token included.
   virtual void accept(int32_t token) = 0;
 };
@@ -117,6 +132,7 @@ struct Finished {
   std::string error;  // for Finish::error; one line
   Usage usage;
   Timings timings;
+  StopDetail detail = StopDetail::none;
 };
 
 using Event = std::variant<PromptProgress, Token, Finished>;

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <limits>
+#include <type_traits>
 
 #include "base/error.h"
 
@@ -104,6 +106,19 @@ int32_t Sampler::choose(std::span<const float> logits, const TokenMask* allowed,
 
 std::optional<int32_t> Sampler::choose(const CandidateRow& row, const TokenMask* allowed,
                                        uint32_t step) const {
+  if (allowed == nullptr) return choose_from(row, nullptr, Rule::exact, step);
+  return choose_from(row, [&](int32_t id) { return allowed->allows(id); }, Rule::exact, step);
+}
+
+std::optional<int32_t> Sampler::choose(const CandidateRow& row, TokenConstraint& constraint,
+                                       uint32_t step) const {
+  return choose_from(row, [&](int32_t id) { return constraint.allows(id); }, Rule::candidates_first, step);
+}
+
+template <typename Allows>
+std::optional<int32_t> Sampler::choose_from(const CandidateRow& row, const Allows& allows, Rule rule,
+                                            uint32_t step) const {
+  constexpr bool kConstrained = !std::is_same_v<Allows, std::nullptr_t>;
   std::vector<plan::Candidate> kept;
   float smallest = std::numeric_limits<float>::infinity();  // no other token's logit is above it
   int32_t n_real = 0;
@@ -115,7 +130,9 @@ std::optional<int32_t> Sampler::choose(const CandidateRow& row, const TokenMask*
     smallest = std::min(smallest, row.logits[i]);
     const auto h = history_.find(id);
     if (h != history_.end()) is_candidate[id] = true;
-    if (allowed != nullptr && !allowed->allows(id)) continue;
+    if constexpr (kConstrained) {
+      if (!allows(id)) continue;
+    }
     kept.push_back({id, h == history_.end() ? row.logits[i] : adjusted(h->second, row.logits[i])});
   }
   if (n_real == 0) return std::nullopt;
@@ -130,8 +147,9 @@ std::optional<int32_t> Sampler::choose(const CandidateRow& row, const TokenMask*
         std::count_if(kept.begin(), kept.end(), [&](const plan::Candidate& c) { return c.logit > bound; });
     if (above < wanted) {
       // Without bias, penalties and mask the candidates stand in the very order of all tokens.
-      const bool untouched = history_.empty() && allowed == nullptr;
-      if (!untouched || static_cast<int64_t>(kept.size()) < wanted) return std::nullopt;
+      const bool in_order = history_.empty() && !kConstrained && static_cast<int64_t>(kept.size()) >= wanted;
+      const bool allowed_enough = rule == Rule::candidates_first && !greedy() && bound <= smallest;
+      if (!in_order && !allowed_enough) return std::nullopt;
     }
   }
   if (kept.empty()) return std::nullopt;

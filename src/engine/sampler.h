@@ -43,6 +43,9 @@ class Sampler {
   int32_t choose(std::span<const float> logits, const TokenMask* allowed, uint32_t step) const;
   // Nothing if other tokens than the candidates could have been chosen: whole logits are needed.
   std::optional<int32_t> choose(const CandidateRow& row, const TokenMask* allowed, uint32_t step) const;
+  // A constraint that can be asked for single tokens. Where it allows fewer candidates than top-k wants,
+  // these are enough: docs/numerics.md, "Sampling".
+  std::optional<int32_t> choose(const CandidateRow& row, TokenConstraint& constraint, uint32_t step) const;
 
   // Counts a generated token.
   void accept(int32_t id);
@@ -54,6 +57,11 @@ class Sampler {
     int32_t generated = 0;  // times
   };
   float adjusted(const History& h, float logit) const;
+  enum class Rule : uint8_t { exact, candidates_first };
+  // Allows: bool(int32_t), or nullptr where any token may come.
+  template <typename Allows>
+  std::optional<int32_t> choose_from(const CandidateRow& row, const Allows& allows, Rule rule,
+                                     uint32_t step) const;
   int32_t draw(std::span<const plan::Candidate> sorted, uint32_t step) const;
 
   SamplingParams params_;

@@ -49,7 +49,7 @@ void Scheduler::admit(Pending pending) {
   Sequence& s = *sequence;
   running_.push_back(std::move(sequence));  // may throw; what is promised after it is given back with it
   n_promised_blocks_ += blocks_needed(s.n_limit);
-  if (limits_.depth > 1 && !s.host_chooses)
+  if (limits_.depth > 1 && s.device_may_choose)
     for (TokenHold& slot : s.token_slots) slot = std::move(tokens_.take()).value();
   try {
     reuse_cached(s);
@@ -181,7 +181,7 @@ bool Scheduler::submit_decode() {
 void Scheduler::add_rows(Flight& flight, Sequence& s, int n_rows, bool with_output) {
   const int32_t n_after = s.n_submitted + n_rows;
   while (static_cast<int>(s.blocks.size()) < blocks_needed(n_after)) s.blocks.push_back(take_block());
-  Part part{.sequence = &s, .n_after = n_after, .state = take_state(), .output = -1};
+  Part part{.sequence = &s, .n_after = n_after, .state = take_state(), .output = -1, .round = s.round};
 
   backend::Segment segment{.first_row = step_.n_rows(),
                            .n_rows = n_rows,
@@ -202,7 +202,7 @@ void Scheduler::add_rows(Flight& flight, Sequence& s, int n_rows, bool with_outp
   if (with_output) {
     part.output = static_cast<int>(step_.output_rows.size());
     step_.output_rows.push_back(step_.n_rows() - 1);
-    if (s.token_slots[0]) segment.token_out = s.token_slots[n_after % 2].id();
+    if (s.token_slots[0] && !s.host_chooses) segment.token_out = s.token_slots[n_after % 2].id();
     if (!s.host_chooses) step_.sampling.push_back(s.sampler.device_settings(s.step_of(n_after)));
   }
   step_.segments.push_back(segment);
@@ -242,7 +242,8 @@ void Scheduler::complete_one() {
     return;
   }
   for (Part& part : flight.parts) {
-    if (part.sequence->finished) continue;  // one step too many, or a cancelled one
+    // One step too many, a cancelled one, or one whose choice a constraint has made void.
+    if (part.sequence->finished || part.round != part.sequence->round) continue;
     try {
       settle(part, flight.ending, outputs);
     } catch (const Error& e) {
@@ -286,23 +287,43 @@ std::optional<Token> Scheduler::choose(Sequence& s, plan::Ending ending, int out
       fail(Fault::device, "the device chose token {}, which does not exist; the step is lost", id);
     return Token{.id = id};
   }
-  const TokenMask* allowed = nullptr;
-  if (s.mask) {
+  TokenConstraint* const constraint = s.request.constraint.get();
+  const bool by_token = constraint != nullptr && !constraint->is_free() && constraint->can_ask_single() &&
+                        s.sampler.candidates_can_do(limits_.n_candidates);
+  const auto mask = [&]() -> const TokenMask* {
+    if (!s.mask) return nullptr;
     s.mask->forbid_all();
-    if (s.request.constraint->allowed(*s.mask)) allowed = &*s.mask;
-  }
+    return constraint->allowed(*s.mask) ? &*s.mask : nullptr;
+  };
   const int n_top = s.request.top_logprobs;
   if (ending == plan::Ending::logits) {
     const std::span<const float> logits = row(outputs.logits, limits_.vocab);
-    const int32_t id = s.sampler.choose(logits, allowed, step);
+    // As from candidates, so that the company in the step changes nothing.
+    std::optional<int32_t> chosen;
+    if (by_token) chosen = choose_from_top(s, logits, step);
+    const int32_t id = chosen ? *chosen : s.sampler.choose(logits, mask(), step);
     return n_top < 0 ? Token{.id = id} : with_logprobs(id, logits, limits_.n_tokens, n_top);
   }
   const CandidateRow candidates{.ids = row(outputs.candidate_ids, limits_.n_candidates),
                                 .logits = row(outputs.candidate_logits, limits_.n_candidates),
                                 .logsumexp = outputs.logsumexp[static_cast<size_t>(output)]};
-  const std::optional<int32_t> id = s.sampler.choose(candidates, allowed, step);
+  const std::optional<int32_t> id =
+      by_token ? s.sampler.choose(candidates, *constraint, step) : s.sampler.choose(candidates, mask(), step);
   if (!id) return std::nullopt;
   return n_top < 0 ? Token{.id = *id} : with_logprobs(*id, candidates, n_top);
+}
+
+std::optional<int32_t> Scheduler::choose_from_top(Sequence& s, std::span<const float> logits,
+                                                  uint32_t step) const {
+  const auto top =
+      plan::top_candidates(logits.first(static_cast<size_t>(limits_.n_tokens)), limits_.n_candidates);
+  std::vector<int32_t> ids;
+  std::vector<float> values;
+  for (const plan::Candidate& c : top) {
+    ids.push_back(c.id);
+    values.push_back(c.logit);
+  }
+  return s.sampler.choose(CandidateRow{.ids = ids, .logits = values}, *s.request.constraint, step);
 }
 
 void Scheduler::deliver(Sequence& s, Token token) {
@@ -310,7 +331,10 @@ void Scheduler::deliver(Sequence& s, Token token) {
   if (s.n_generated() == 0) s.first_token_at = Clock::now();
   s.tokens.push_back(id);
   s.sampler.accept(id);
-  if (s.request.constraint != nullptr) s.request.constraint->accept(id);
+  if (s.request.constraint != nullptr) {
+    s.request.constraint->accept(id);
+    s.choose_chooser();
+  }
   const auto& stops = s.request.stop_ids;
   if (std::find(stops.begin(), stops.end(), id) != stops.end()) return end(s, Finish::stop, id);
   // A reader that has stopped reading is treated as one that has left.

@@ -15,6 +15,8 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -53,6 +55,7 @@ class Scheduler {
     int32_t n_after;  // tokens fed when it is done
     StateHold state;  // after them
     int output;       // which of the step's outputs, -1: none
+    int round;        // Sequence::round when it was submitted
   };
   struct Flight {
     plan::Phase phase;
@@ -69,6 +72,8 @@ class Scheduler {
   void settle(Part& part, plan::Ending ending, const backend::StepOutputs& outputs);
   std::optional<Token> choose(Sequence& sequence, plan::Ending ending, int output, uint32_t step,
                               const backend::StepOutputs& outputs);
+  std::optional<int32_t> choose_from_top(Sequence& sequence, std::span<const float> logits,
+                                         uint32_t step) const;
   void deliver(Sequence& sequence, Token token);
   void reuse_cached(Sequence& sequence);
   void remember(Sequence& sequence, Snapshot::Kind kind);

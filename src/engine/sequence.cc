@@ -19,11 +19,11 @@ Sequence::Sequence(Pending pending, const Limits& limits)
       tokens(std::move(request.prompt)),
       n_prompt(static_cast<int32_t>(tokens.size())),
       n_limit(request.max_tokens > 0 ? n_prompt + request.max_tokens : limits.max_context),
-      host_chooses(!sampler.device_can_choose() || request.constraint != nullptr ||
-                   request.top_logprobs >= 0),
+      device_may_choose(sampler.device_can_choose() && request.top_logprobs < 0),
       arrived(pending.arrived),
       started(Clock::now()) {
   if (request.constraint != nullptr) mask.emplace(limits.n_tokens);
+  choose_chooser();
 }
 
 bool Sequence::decode_ready(int depth) const {
@@ -45,6 +45,14 @@ void Sequence::rewind() {
   submitted_state = state ? state.id() : backend::kNoState;
 }
 
+void Sequence::choose_chooser() {
+  const bool constrained = request.constraint != nullptr && !request.constraint->is_free();
+  host_chooses = !device_may_choose || constrained;
+  if (!host_chooses || in_flight == 0) return;
+  ++round;
+  rewind();
+}
+
 void Sequence::finish(Finish how, int32_t stop_id, Fault fault, std::string error) {
   if (finished) return;
   finished = true;
@@ -56,6 +64,7 @@ void Sequence::finish(Finish how, int32_t stop_id, Fault fault, std::string erro
   event.timings.prefill_ms = ms_between(started, wrote ? first_token_at : now);
   event.timings.ttft_ms = event.timings.queued_ms + event.timings.prefill_ms;
   event.timings.decode_ms = wrote ? ms_between(first_token_at, now) : 0;
+  if (request.constraint != nullptr) event.detail = request.constraint->detail();
   channel->push(std::move(event));
 }
 

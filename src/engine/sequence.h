@@ -50,7 +50,9 @@ struct Sequence {
   std::vector<KvBlock> blocks;
   TokenHold token_slots[2];  // where tokens stay on the device; step n writes the slot of n's parity
 
-  bool host_chooses;          // the token of a step is known only after the host has chosen it
+  bool device_may_choose;     // unless a constraint says otherwise
+  bool host_chooses = true;   // the token of a step is known only after the host has chosen it
+  int round = 0;              // steps of earlier rounds do not count
   bool needs_logits = false;  // candidates were not enough for the next token
   bool finished = false;      // Finished has been sent; steps may still be in flight
 
@@ -67,6 +69,9 @@ struct Sequence {
   plan::Ending ending(int n_candidates) const;
   // Nothing of the steps that are not done counts.
   void rewind();
+  // The device chooses as long as nothing constrains the next token. A step in flight has chosen already:
+  // where the constraint wants a say in it, it is computed again.
+  void choose_chooser();
 
   void finish(Finish how, int32_t stop_id = -1, Fault fault = Fault::device, std::string error = {});
 };

@@ -545,6 +545,65 @@ TEST_P(EngineOf, AConstraintIsAskedBeforeEachToken) {
   }
 }
 
+// Free for a while, then multiples of three for a while, and so on; can be asked for single tokens.
+class Sometimes final : public TokenConstraint {
+ public:
+  bool allowed(TokenMask& mask) override {
+    if (is_free()) return false;
+    for (int32_t id = 0; id < mask.n_tokens(); id += 3) mask.allow(id);
+    return true;
+  }
+  bool is_free() const override { return n_ % 10 < 6; }
+  bool can_ask_single() const override { return true; }
+  bool allows(int32_t token) override { return token % 3 == 0; }
+  void accept(int32_t) override { ++n_; }
+  StopDetail detail() const override { return StopDetail::loop; }
+
+ private:
+  int n_ = 0;
+};
+
+TEST_P(EngineOf, TheDeviceChoosesWhileAConstraintIsFree) {
+  const auto engine = make();
+  GenerateRequest request = greedy(prompt_of(20, 3), 40);
+  request.constraint = std::make_unique<Sometimes>();
+  const Answer answer = read_all(engine->generate(std::move(request)));
+  ASSERT_EQ(answer.ids.size(), 40u);
+  EXPECT_EQ(answer.finished.detail, StopDetail::loop);
+  std::vector<int32_t> prefix = prompt_of(20, 3);
+  for (size_t i = 0; i < 40; ++i) {
+    std::vector<float> z = logits_of(prefix, 100);
+    if (i % 10 >= 6)
+      for (size_t id = 0; id < z.size(); ++id)
+        if (id % 3 != 0) z[id] = -100;
+    EXPECT_EQ(answer.ids[i], plan::greedy_token(z)) << i;
+    prefix.push_back(answer.ids[i]);
+  }
+  int n_device = 0;
+  for (const auto& step : script->steps()) n_device += step.ending == plan::Ending::greedy ? 1 : 0;
+  EXPECT_GE(n_device, 24) << "four rounds of six tokens, the first of them from the prompt";
+}
+
+// Sampled, alone and beside a sequence that needs whole logits in each step.
+TEST_P(EngineOf, AConstrainedTextIsTheSameInCompany) {
+  const auto request = [](std::unique_ptr<TokenConstraint> constraint) {
+    GenerateRequest r = greedy(prompt_of(20, 3), 30);
+    r.sampling = {.temperature = 1, .top_k = 20, .seed = 5};
+    r.constraint = std::move(constraint);
+    r.keep_states = false;
+    return r;
+  };
+  const auto engine = make();
+  const Answer alone = read_all(engine->generate(request(std::make_unique<Sometimes>())));
+  GenerateRequest hungry = greedy(prompt_of(21, 9), 60);
+  hungry.sampling = {.temperature = 1, .top_k = 0, .seed = 6};
+  Generation other = engine->generate(std::move(hungry));
+  const Answer beside = read_all(engine->generate(request(std::make_unique<Sometimes>())));
+  read_all(std::move(other));
+  EXPECT_EQ(alone.ids, beside.ids);
+  EXPECT_EQ(alone.ids.size(), 30u);
+}
+
 TEST_P(EngineOf, WhatAConstraintThrowsEndsItsRequest) {
   const auto engine = make();
   GenerateRequest request = greedy(prompt_of(20, 3), 30);

@@ -1,0 +1,21 @@
+// The text of a tool call between <tool_call> and </tool_call>, as a grammar.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+#include "engine/grammar/grammar.h"
+
+namespace lily::engine::grammar {
+
+// A call of one of the functions, or of `name` if it is not empty: declared parameters in any order, each at
+// most once, required ones always. Values of a function with "strict": true fit their schemas, those of
+// others are free text. Throws Error(Fault::user) for strict schemas that are not supported, naming tools[i]
+// and the place in it.
+Grammar call_grammar(const nlohmann::ordered_json& tools, std::string_view name);
+
+// Some function of the tools has "strict": true.
+bool any_strict(const nlohmann::ordered_json& tools);
+
+}  // namespace lily::engine::grammar
