@@ -10,7 +10,8 @@
 
 #include "base/error.h"
 #include "base/thread_pool.h"
-#include "cli/command.h"
+#include "cli/bench.h"
+#include "cli/bench_plot.h"
 #include "engine/engine.h"
 #include "engine/load.h"
 #include "plan/cost.h"
@@ -20,24 +21,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-struct Options {
-  ModelOptions model;
-  std::vector<std::string> phases = {"prefill", "decode"};
-  std::vector<int> lengths = {256, 512, 1024, 2048};
-  int rounds = 5, tokens = 64;
-  bool json = false;
-};
-
-struct Spread {
-  double median = 0, min = 0, max = 0;
-};
-
-Spread spread_of(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const size_t n = values.size();
-  return {n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2, values.front(),
-          values.back()};
-}
+using Options = BenchOptions;
 
 // GB/s at which all threads together read memory that no cache holds; the best of three passes.
 double measure_read_rate(int n_threads) {
@@ -102,9 +86,7 @@ Figures measure(engine::Engine& engine, int length, const Options& o, std::mt199
   return figures;
 }
 
-Json spread_json(const Spread& s) { return {{"median", s.median}, {"min", s.min}, {"max", s.max}}; }
-
-int run(const Options& o) {
+Json measure_here(const Options& o) {
   const std::string folder = find_model(o.model.model);
   const model::Checkpoint checkpoint = model::Checkpoint::open(folder);
   const model::Dims& dims = checkpoint.dims();
@@ -168,17 +150,29 @@ int run(const Options& o) {
                    is_decode && read_gb_s > 0 ? fmt::format("{:.0f} %", gb_s / read_gb_s * 100) : "");
     }
   }
-  if (o.json) {
-    const Json device = {{"name", model.device().info().name},
-                         {"kind", backend},
-                         {"read_gb_s", read_gb_s > 0 ? Json(read_gb_s) : Json()}};
-    fmt::print("{}\n",
-               Json{{"device", device}, {"model", folder}, {"load_s", load_s}, {"results", results}}.dump(2));
-  }
+  const Json device = {{"name", model.device().info().name},
+                       {"kind", backend},
+                       {"read_gb_s", read_gb_s > 0 ? Json(read_gb_s) : Json()}};
+  return {{"device", device}, {"model", folder}, {"load_s", load_s}, {"results", results}};
+}
+
+int run(const Options& o) {
+  const Json document = o.vs.empty() ? measure_here(o) : measure_in_turns(o);
+  if (!o.plot.empty()) write_plot(document, o.plot);
+  if (o.json) fmt::print("{}\n", document.dump(2));
   return 0;
 }
 
 }  // namespace
+
+Spread spread_of(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const size_t n = values.size();
+  return {n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2, values.front(),
+          values.back()};
+}
+
+Json spread_json(const Spread& s) { return {{"median", s.median}, {"min", s.min}, {"max", s.max}}; }
 
 void add_bench(CLI::App& app, Action& action) {
   auto options = std::make_shared<Options>();
@@ -195,10 +189,17 @@ void add_bench(CLI::App& app, Action& action) {
       ->check(CLI::Range(1, 1000));
   command->add_option("--tokens", options->tokens, "Tokens written in each round")
       ->check(CLI::Range(2, 100000));
+  command->add_option(
+      "--vs", options->vs,
+      "A peer to measure in turns: an executable called as PEER PHASE LENGTH REPETITIONS that prints "
+      "one tok/s a line (bench/peers/ has some)");
+  command->add_option("--plot", options->plot, "Draw the figures into an SVG file");
   command->add_flag("--json", options->json, "One JSON document on stdout");
   command->footer(
       "Examples:\n  lily bench -m models/lily-tiny --lengths 256,1024\n"
-      "  lily bench -m /tmp/synthetic --backend cuda --lengths 512,4096,32768 --rounds 5");
+      "  lily bench -m /tmp/synthetic --backend cuda --lengths 512,4096,32768 --rounds 5\n"
+      "  LILY_PEER_MODEL=model.gguf lily bench --vs bench/peers/llama_cpp --lengths 256,4096 --plot "
+      "speed.svg");
   command->callback([options, &action] { action = [options] { return run(*options); }; });
 }
 

@@ -155,11 +155,12 @@ std::optional<int64_t> Body::integer(const char* name, int64_t least, int64_t mo
   const Json* value = find(name);
   if (value == nullptr) return {};
   // 100.0 is an integer too: some clients know no others.
-  const bool is_whole = value->is_number_float() && std::trunc(value->get<double>()) == value->get<double>() &&
+  const bool is_whole = value->is_number_float() &&
+                        std::trunc(value->get<double>()) == value->get<double>() &&
                         std::abs(value->get<double>()) < 0x1p53;
   if (!value->is_number_integer() && !is_whole) fail(name, "an integer is needed, found " + shown(*value));
   const bool too_large = value->is_number_unsigned() && value->get<uint64_t>() > uint64_t{INT64_MAX};
-  const int64_t number = too_large ? INT64_MAX
+  const int64_t number = too_large  ? INT64_MAX
                          : is_whole ? static_cast<int64_t>(value->get<double>())
                                     : value->get<int64_t>();
   if (too_large || number < least || number > most)

@@ -13,9 +13,10 @@ std::string part_text(const Json& part, const std::string& path) {
   if (!is_text) {
     const bool is_image = type.find("image") != std::string::npos;
     throw ApiError::bad_field(
-        path, is_image ? fmt::format("{}: images are not supported: this engine reads text only", path)
-                       : fmt::format("{}: parts of type \"{}\" are not supported: this engine reads text only",
-                                     path, printable(type, 40)));
+        path, is_image
+                  ? fmt::format("{}: images are not supported: this engine reads text only", path)
+                  : fmt::format("{}: parts of type \"{}\" are not supported: this engine reads text only",
+                                path, printable(type, 40)));
   }
   const auto text = body.text("text");
   if (!text) body.fail("text", "a string is needed");
@@ -25,10 +26,10 @@ std::string part_text(const Json& part, const std::string& path) {
 std::string content_text(const Json* content, const std::string& path) {
   if (content == nullptr || content->is_null()) return {};
   if (content->is_string()) return content->get<std::string>();
-  if (!content->is_array())
-    throw ApiError::bad_field(path, path + ": a string or a list of parts is needed");
+  if (!content->is_array()) throw ApiError::bad_field(path, path + ": a string or a list of parts is needed");
   std::string out;
-  for (size_t i = 0; i < content->size(); ++i) out += part_text((*content)[i], fmt::format("{}[{}]", path, i));
+  for (size_t i = 0; i < content->size(); ++i)
+    out += part_text((*content)[i], fmt::format("{}[{}]", path, i));
   return out;
 }
 

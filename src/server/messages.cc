@@ -76,7 +76,8 @@ void read_message(const Json& message, const std::string& path, std::vector<text
   if (!content->is_array()) body.fail("content", "a string or a list of blocks is needed");
   const size_t before = out.size();
   BlockReader reader(role, out);
-  for (size_t i = 0; i < content->size(); ++i) reader.read((*content)[i], fmt::format("{}.content[{}]", path, i));
+  for (size_t i = 0; i < content->size(); ++i)
+    reader.read((*content)[i], fmt::format("{}.content[{}]", path, i));
   if (out.size() == before) out.push_back({.role = role});
 }
 
@@ -146,7 +147,8 @@ void read_output(Body& body, engine::ChatRequest& request) {
   auto config = body.object("output_config");
   if (!config) return;
   if (auto format = config->object("format")) request.format = parse_format(*std::move(format));
-  if (const auto effort = config->text("effort"); effort && request.thinking.enabled && !request.thinking.budget)
+  if (const auto effort = config->text("effort");
+      effort && request.thinking.enabled && !request.thinking.budget)
     apply_effort(*effort, "output_config.effort", request.thinking);
 }
 
@@ -154,7 +156,8 @@ engine::ChatRequest read_request(Body& body, const ServedModel& model, std::stri
   engine::ChatRequest request;
   read_system(body, request.messages);
   const Json* messages = body.array("messages");
-  if (messages == nullptr || messages->empty()) body.fail("messages", "a list of at least one message is needed");
+  if (messages == nullptr || messages->empty())
+    body.fail("messages", "a list of at least one message is needed");
   for (size_t i = 0; i < messages->size(); ++i)
     read_message((*messages)[i], fmt::format("messages[{}]", i), request.messages);
   if (request.messages.front().role == "tool")
@@ -176,7 +179,8 @@ engine::ChatRequest read_request(Body& body, const ServedModel& model, std::stri
 
 // Fields that say something about the caller, about caching or about money.
 void pass_over(Body& body) {
-  for (const char* name : {"metadata", "service_tier", "cache_control", "inference_geo", "betas"}) body.find(name);
+  for (const char* name : {"metadata", "service_tier", "cache_control", "inference_geo", "betas"})
+    body.find(name);
 }
 
 }  // namespace

@@ -134,7 +134,8 @@ class MessageWriter final : public BlockWriter {
 
   Json stop_sequence() const {
     const auto index = static_cast<size_t>(end().stop_string);
-    if (end().stop_string < 0 || index >= answer_.stop.size() || stop_reason() != "stop_sequence") return nullptr;
+    if (end().stop_string < 0 || index >= answer_.stop.size() || stop_reason() != "stop_sequence")
+      return nullptr;
     return answer_.stop[index];
   }
 

@@ -46,7 +46,8 @@ std::optional<uint64_t> parse_seed(Body& body) {
 bool is_function_name(const std::string& name) {
   if (name.empty() || name.size() > kMaxNameBytes) return false;
   for (const char c : name)
-    if (static_cast<uint8_t>(c) <= ' ' || c == '<' || c == '>' || c == '"' || c == '=' || c == '\x7f') return false;
+    if (static_cast<uint8_t>(c) <= ' ' || c == '<' || c == '>' || c == '"' || c == '=' || c == '\x7f')
+      return false;
   return true;
 }
 
@@ -102,7 +103,8 @@ Json parse_functions(const Json& tools, const std::string& path) {
     Body fields(tool, at + ".");
     const std::string type = fields.text("type").value_or("");
     if (type != "function")
-      fields.fail("type", fmt::format("'{}' is not supported; tools are of the type function", printable(type, 40)));
+      fields.fail("type",
+                  fmt::format("'{}' is not supported; tools are of the type function", printable(type, 40)));
     auto inner = fields.object("function");
     if (!inner) fields.fail("function", "an object with the function's name is needed");
     const std::string name = inner->text("name").value_or("");
@@ -113,7 +115,8 @@ Json parse_functions(const Json& tools, const std::string& path) {
     inner->text("description");
     inner->boolean("strict", false);
     const Json* parameters = inner->find("parameters");
-    if (parameters != nullptr && !parameters->is_object()) inner->fail("parameters", "a JSON schema is an object");
+    if (parameters != nullptr && !parameters->is_object())
+      inner->fail("parameters", "a JSON schema is an object");
     out.push_back(tool);
   }
   return out.empty() ? Json() : out;
@@ -170,8 +173,9 @@ void apply_effort(const std::string& effort, const std::string& path, engine::Th
   if (effort == "low") thinking.budget = kLowEffortTokens;
   else if (effort == "medium") thinking.budget = kMediumEffortTokens;
   else if (thinking.enabled && effort != "high" && effort != "xhigh" && effort != "max")
-    throw ApiError::bad_field(path, fmt::format("{}: '{}' is none of none, minimal, low, medium, high, xhigh, max",
-                                                path, printable(effort, 40)));
+    throw ApiError::bad_field(
+        path, fmt::format("{}: '{}' is none of none, minimal, low, medium, high, xhigh, max", path,
+                          printable(effort, 40)));
 }
 
 void parse_thinking(Body& body, engine::Thinking& thinking, std::string& ignored) {

@@ -13,7 +13,8 @@ constexpr int32_t kDefaultMaxTokens = 16;  // OpenAI's
 
 // That begin in these bytes.
 size_t n_characters(std::string_view bytes) {
-  return static_cast<size_t>(std::count_if(bytes.begin(), bytes.end(), [](char c) { return (c & 0xC0) != 0x80; }));
+  return static_cast<size_t>(
+      std::count_if(bytes.begin(), bytes.end(), [](char c) { return (c & 0xC0) != 0x80; }));
 }
 
 struct Reply {
@@ -26,7 +27,11 @@ struct Reply {
 class TextWriter final : public AnswerWriter {
  public:
   TextWriter(Reply reply, const text::Tokenizer& tokenizer)
-      : reply_(std::move(reply)), tokenizer_(tokenizer), id_(new_id("cmpl-")), created_(std::time(nullptr)), n_sent_(n_characters(reply_.echo)) {}
+      : reply_(std::move(reply)),
+        tokenizer_(tokenizer),
+        id_(new_id("cmpl-")),
+        created_(std::time(nullptr)),
+        n_sent_(n_characters(reply_.echo)) {}
 
   std::string begin() override { return reply_.echo.empty() ? "" : chunk(reply_.echo); }
 
@@ -67,8 +72,8 @@ class TextWriter final : public AnswerWriter {
 
   Json whole() override {
     Json out = head();
-    out["choices"] = Json::array(
-        {choice(reply_.echo + said_.content, said_.tokens, n_characters(reply_.echo))});
+    out["choices"] =
+        Json::array({choice(reply_.echo + said_.content, said_.tokens, n_characters(reply_.echo))});
     out["choices"][0]["finish_reason"] = finish_reason();
     out["usage"] = usage();
     out["lily"] = lily_details(said_.end);
@@ -149,7 +154,8 @@ void parse_prompt(Body& body, const ServedModel& model, engine::TextRequest& req
     if (prompt->size() != 1) body.fail("prompt", "one prompt a request is supported");
     prompt = &prompt->front();
   }
-  if (!prompt->is_string() && !prompt->is_array()) body.fail("prompt", "a text or a list of token ids is needed");
+  if (!prompt->is_string() && !prompt->is_array())
+    body.fail("prompt", "a text or a list of token ids is needed");
   if (prompt->is_string() ? prompt->get_ref<const std::string&>().empty() : prompt->empty())
     body.fail("prompt", "it is empty; there is nothing to continue");
   if (prompt->is_string()) {

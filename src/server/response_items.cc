@@ -37,7 +37,8 @@ class ItemReader {
   void read_message(Body& body, const std::string& path) {
     const std::string role = body.text("role").value_or("");
     if (role != "user" && role != "assistant" && role != "system" && role != "developer")
-      body.fail("role", fmt::format("\"{}\" is not one of user, assistant, system, developer", printable(role, 40)));
+      body.fail("role",
+                fmt::format("\"{}\" is not one of user, assistant, system, developer", printable(role, 40)));
     std::string text = content_text(body.find("content"), path + ".content");
     if (role == "assistant") {
       open_assistant().content.push_back({text::ContentPart::Kind::text, std::move(text)});

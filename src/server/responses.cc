@@ -112,7 +112,8 @@ engine::ToolChoice read_tool_choice(Body& body, const Tools& tools, bool has_too
     auto object = body.object("tool_choice");
     const std::string type = object->text("type").value_or("");
     if (type != "function" && type != "custom")
-      object->fail("type", fmt::format("\"{}\" is not supported; function and custom are", printable(type, 40)));
+      object->fail("type",
+                   fmt::format("\"{}\" is not supported; function and custom are", printable(type, 40)));
     choice.kind = Kind::named;
     choice.name = tools.find(object->text("name").value_or(""), object->text("namespace").value_or(""));
     if (choice.name.empty()) object->fail("name", "there is no such function among the tools");
@@ -184,7 +185,8 @@ Call parse_response(const Json& json, const ServedModel& model, ResponseStore& s
 
   request.thinking.preserve = model.preserve_thinking;
   if (auto reasoning = body.object("reasoning"))
-    if (const auto effort = reasoning->text("effort")) apply_effort(*effort, "reasoning.effort", request.thinking);
+    if (const auto effort = reasoning->text("effort"))
+      apply_effort(*effort, "reasoning.effort", request.thinking);
   parse_thinking(body, request.thinking, call.ignored);
   read_format(body, request.format);
   request.sampling = parse_sampling(body, model);

@@ -63,7 +63,8 @@ class ResponseWriter final : public BlockWriter {
         item.id = new_id("msg_");
         break;
       case Block::Kind::call:
-        if (const auto at = answer_.tools.find(block.name); at != answer_.tools.end()) item.tool = &at->second;
+        if (const auto at = answer_.tools.find(block.name); at != answer_.tools.end())
+          item.tool = &at->second;
         item.id = new_id(item.is_custom() ? "ctc_" : "fc_");
         item.call_id = new_id("call_");
         break;
@@ -80,7 +81,8 @@ class ResponseWriter final : public BlockWriter {
   void on_delta(const Block& block, size_t index, const std::string& delta, std::string& out) override {
     switch (block.kind) {
       case Block::Kind::reasoning:
-        send_of("response.reasoning_summary_text.delta", index, {{"summary_index", 0}, {"delta", delta}}, out);
+        send_of("response.reasoning_summary_text.delta", index, {{"summary_index", 0}, {"delta", delta}},
+                out);
         send_of("response.reasoning_text.delta", index, {{"content_index", 0}, {"delta", delta}}, out);
         return;
       case Block::Kind::text:
@@ -104,7 +106,8 @@ class ResponseWriter final : public BlockWriter {
     Item& item = items_[index];
     switch (block.kind) {
       case Block::Kind::reasoning:
-        send_of("response.reasoning_summary_text.done", index, {{"summary_index", 0}, {"text", block.text}}, out);
+        send_of("response.reasoning_summary_text.done", index, {{"summary_index", 0}, {"text", block.text}},
+                out);
         send_of("response.reasoning_text.done", index, {{"content_index", 0}, {"text", block.text}}, out);
         send_of("response.reasoning_summary_part.done", index,
                 {{"summary_index", 0}, {"part", {{"type", "summary_text"}, {"text", block.text}}}}, out);
@@ -112,7 +115,8 @@ class ResponseWriter final : public BlockWriter {
       case Block::Kind::text:
         send_of("response.output_text.done", index,
                 {{"content_index", 0}, {"text", block.text}, {"logprobs", Json::array()}}, out);
-        send_of("response.content_part.done", index, {{"content_index", 0}, {"part", text_part(block.text)}}, out);
+        send_of("response.content_part.done", index, {{"content_index", 0}, {"part", text_part(block.text)}},
+                out);
         break;
       case Block::Kind::call:
         if (item.is_custom()) {
@@ -143,7 +147,8 @@ class ResponseWriter final : public BlockWriter {
   }
 
   static Json text_part(const std::string& text) {
-    return {{"type", "output_text"}, {"text", text}, {"annotations", Json::array()}, {"logprobs", Json::array()}};
+    return {
+        {"type", "output_text"}, {"text", text}, {"annotations", Json::array()}, {"logprobs", Json::array()}};
   }
 
   static const char* status_of(const Block& block) { return block.complete ? "completed" : "incomplete"; }

@@ -45,8 +45,8 @@ bool TextField::read_head(char c) {
 void TextField::read_escape(char c, std::string& out) {
   escape_ += c;
   const size_t wanted = escape_.size() < 2 || escape_[1] != 'u' ? 2
-                        : is_high_surrogate(escape_)           ? 2 * kUnicodeEscape
-                                                               : kUnicodeEscape;
+                        : is_high_surrogate(escape_)            ? 2 * kUnicodeEscape
+                                                                : kUnicodeEscape;
   if (escape_.size() < wanted) return;
   const Json text = Json::parse('"' + escape_ + '"', nullptr, false);
   out += text.is_string() ? text.get<std::string>() : "\xEF\xBF\xBD";
