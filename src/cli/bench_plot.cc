@@ -34,11 +34,13 @@ double share(double value, double low, double high) {
   return high > low ? (std::log(value) - std::log(low)) / (std::log(high) - std::log(low)) : 0.5;
 }
 
-// 1, 2 and 5 times powers of ten.
+// 1, 2 and 5 times powers of ten; more of them where these would be few.
 std::vector<double> round_numbers(double low, double high) {
+  const std::vector<double> factors =
+      high / low > 8 ? std::vector<double>{1, 2, 5} : std::vector<double>{1, 1.5, 2, 2.5, 3, 4, 5, 6, 8};
   std::vector<double> numbers;
   for (double power = std::pow(10, std::floor(std::log10(low))); power <= high; power *= 10)
-    for (const double factor : {1.0, 2.0, 5.0})
+    for (const double factor : factors)
       if (factor * power >= low * 0.999 && factor * power <= high * 1.001) numbers.push_back(factor * power);
   return numbers;
 }

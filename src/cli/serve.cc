@@ -21,6 +21,7 @@ struct Options {
   int parallel = 4;
   int queue = 64;
   bool preserve_thinking = false;
+  std::string replay = "on";
   bool quiet = false;
 };
 
@@ -63,6 +64,7 @@ int run(Options o) {
   engine::LoadOptions load = load_options(o.model);
   load.memory.max_sequences = o.parallel;
   engine::Assistant assistant(folder, load, {.max_sequences = o.parallel, .queue_capacity = o.queue});
+  if (o.replay == "off") assistant.set_replay(0);
   const engine::MemoryPlan& memory = assistant.model()->memory();
   fmt::print(
       stderr, "lily: {} on {}: {} weights, {} KV for {} x {} tokens, {} states, {} scratch; {} of {}\n",
@@ -106,8 +108,7 @@ int run(Options o) {
 
 void add_serve(CLI::App& app, Action& action) {
   auto options = std::make_shared<Options>();
-  CLI::App* command =
-      app.add_subcommand("serve", "The HTTP server: OpenAI's chat completions and completions");
+  CLI::App* command = app.add_subcommand("serve", "The HTTP server: OpenAI's and Anthropic's APIs");
   add_model_options(*command, options->model);
   command->add_option("--host", options->http.host, "Address to listen on")->capture_default_str();
   command->add_option("--port", options->http.port, "0: any that is free")
@@ -124,6 +125,13 @@ void add_serve(CLI::App& app, Action& action) {
       ->capture_default_str();
   command->add_flag("--preserve-thinking", options->preserve_thinking,
                     "Keep the thinking of earlier turns in prompts, where a request does not say");
+  command
+      ->add_option(
+          "--replay", options->replay,
+          "on: earlier answers that come back are continued token for token, thinking included; off: as "
+          "the chat template has it")
+      ->check(CLI::IsMember({"on", "off"}))
+      ->capture_default_str();
   command->add_flag("--quiet", options->quiet, "No line for each request");
   command->footer(
       "Examples:\n  lily serve\n  lily serve -m models/lily-tiny --port 9000\n"

@@ -18,6 +18,8 @@ namespace lily::engine {
 namespace {
 
 constexpr uint64_t kMaxTemplateBytes = 1 << 20;
+constexpr size_t kReplayBytes = size_t{128} << 20;  // 32 million tokens
+constexpr const char* kEndOfTurn = "<|im_end|>";
 
 uint64_t random_seed() {
   std::random_device device;
@@ -61,6 +63,9 @@ class AnswerStream::State {
     uint64_t seed = 0;
     int32_t n_prompt = 0;
     int32_t n_context = 0;
+    ReplayBook* replay = nullptr;
+    VisibleHash visible;       // of the prompt
+    std::vector<int32_t> ids;  // of the prompt, and then of the answer
   };
 
   State(const text::Tokenizer& tokenizer, Begin begin, Engine& engine, GenerateRequest request)
@@ -94,9 +99,26 @@ class AnswerStream::State {
     AnswerPiece piece;
     reader_.push(token.id, piece.events);
     ++n_tokens_;
+    if (begin_.replay != nullptr) begin_.ids.push_back(token.id);
     piece.tokens.push_back(std::move(token));
     close_if_over(piece);
+    note_visible(piece);
     ready_.emplace_back(std::move(piece));
+  }
+
+  void note_visible(const AnswerPiece& piece) {
+    if (begin_.replay == nullptr) return;
+    for (const text::OutputEvent& event : piece.events) said_.add(event);
+  }
+
+  // What the client has seen stands for the tokens that were written; it does not where the answer was ended
+  // at a place that the tokens do not show.
+  void remember(const Finished& finished) {
+    if (begin_.replay == nullptr || closed_) return;
+    if (finished.finish != Finish::stop && finished.finish != Finish::length) return;
+    const bool shows_something = said_.content.find_first_not_of(" \t\r\n") != std::string::npos;
+    if (!shows_something && said_.calls.empty()) return;
+    begin_.replay->remember(ReplayBook::hash_after(begin_.visible, said_), std::move(begin_.ids));
   }
 
   // The answer is over although the model would go on.
@@ -131,6 +153,8 @@ class AnswerStream::State {
       AnswerPiece last;
       reader_.finish(is_whole ? text::OutputEnd::stop : text::OutputEnd::length, last.events);
       close_if_over(last);
+      note_visible(last);
+      remember(finished);
       if (!last.events.empty()) ready_.emplace_back(std::move(last));
     }
     if (finished.detail == StopDetail::loop) end.detail = AnswerEnd::Detail::loop;
@@ -151,6 +175,7 @@ class AnswerStream::State {
   text::OutputReader reader_;
   Generation generation_;
   std::deque<AnswerEvent> ready_;
+  text::ParsedOutput said_;  // with replay
   int32_t n_tokens_ = 0;
   bool closed_ = false;  // nothing more of the answer counts
   bool done_ = false;
@@ -176,9 +201,11 @@ Assistant::Assistant(const std::string& folder, const LoadOptions& load, const E
       tokenizer_(text::Tokenizer::load(folder)),
       config_(checkpoint_->config()),
       model_(std::make_unique<LoadedModel>(*checkpoint_, tokenizer_.n_tokens(), load)),
-      options_(options) {
+      options_(options),
+      end_of_turn_(tokenizer_.id_of(kEndOfTurn)) {
   check_template(folder_);
   backend_ = model_->device().info().backend;
+  if (end_of_turn_) set_replay(kReplayBytes);
 }
 
 Assistant::Assistant(text::Tokenizer tokenizer, model::Config config, std::unique_ptr<Executor> executor,
@@ -187,7 +214,10 @@ Assistant::Assistant(text::Tokenizer tokenizer, model::Config config, std::uniqu
       tokenizer_(std::move(tokenizer)),
       config_(std::move(config)),
       options_(options),
-      engine_(std::make_unique<Engine>(std::move(executor), options)) {}
+      end_of_turn_(tokenizer_.id_of(kEndOfTurn)),
+      engine_(std::make_unique<Engine>(std::move(executor), options)) {
+  set_replay(kReplayBytes);
+}
 
 Assistant::~Assistant() = default;
 
@@ -228,20 +258,45 @@ SamplingParams Assistant::sampling(const SamplingOverrides& o) const {
   return p;
 }
 
+void Assistant::set_replay(size_t max_bytes) {
+  replay_ = max_bytes > 0 ? std::make_unique<ReplayBook>(max_bytes) : nullptr;
+}
+
 PreparedPrompt Assistant::prepare(const ChatRequest& request) const {
   text::Conversation conversation = conversation_of(request);
-  const text::RenderedPrompt prompt =
-      text::render(conversation.messages, request.tools, conversation.options);
-  PreparedPrompt prepared{.ids = text::tokenize(prompt, tokenizer_),
-                          .starts_in_thinking = prompt.starts_in_thinking(),
+  const std::vector<text::Message>& messages = conversation.messages;
+  const text::RenderedPrompt prompt = text::render(messages, request.tools, conversation.options);
+  PreparedPrompt prepared{.starts_in_thinking = prompt.starts_in_thinking(),
                           .continues_text = prompt.continues_text()};
+
+  // The newest answer of ours that the conversation holds, and all that came before it.
+  std::vector<int32_t> replayed;
+  size_t n_replayed_bytes = 0;  // of the rendered prompt, which the tokens stand for
+  if (replay_ && !conversation.options.continue_last) {
+    std::vector<VisibleHash> hashes = ReplayBook::hashes_of(messages, request.tools);
+    for (size_t i = messages.size(); i-- > 0 && replayed.empty();) {
+      if (messages[i].role != "assistant") continue;
+      std::optional<std::vector<int32_t>> ids = replay_->find(hashes[i + 1]);
+      if (!ids) continue;
+      replayed = *std::move(ids);
+      replayed.push_back(*end_of_turn_);
+      n_replayed_bytes = prompt.message_ends()[i] - 1;  // the line end after the turn's closing token
+    }
+    prepared.visible = std::move(hashes.back());
+  }
+  const auto ids_of = [&](const text::RenderedPrompt& rendered) {
+    std::vector<int32_t> ids = replayed;
+    const std::vector<int32_t> rest = text::tokenize(rendered.from(n_replayed_bytes), tokenizer_);
+    ids.insert(ids.end(), rest.begin(), rest.end());
+    return ids;
+  };
+  prepared.ids = ids_of(prompt);
   if (conversation.options.add_generation_prompt) {
     // The next turn begins as this prompt does up to its generation prompt: a state kept there is not read
     // again.
     conversation.options.add_generation_prompt = false;
-    const text::RenderedPrompt stable =
-        text::render(conversation.messages, request.tools, conversation.options);
-    prepared.n_stable = static_cast<int32_t>(text::tokenize(stable, tokenizer_).size());
+    prepared.n_stable =
+        static_cast<int32_t>(ids_of(text::render(messages, request.tools, conversation.options)).size());
   }
   return prepared;
 }
@@ -273,6 +328,11 @@ AnswerStream Assistant::start(const ChatRequest& request) {
                                    .seed = params.seed,
                                    .n_prompt = static_cast<int32_t>(prompt.ids.size()),
                                    .n_context = context()};
+  if (replay_ && !prompt.visible.digits.empty()) {
+    begin.replay = replay_.get();
+    begin.visible = std::move(prompt.visible);
+    begin.ids = prompt.ids;
+  }
   generate.prompt = std::move(prompt.ids);
   return AnswerStream(
       std::make_unique<AnswerStream::State>(tokenizer_, std::move(begin), *engine_, std::move(generate)));

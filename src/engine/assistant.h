@@ -20,6 +20,7 @@
 #include "engine/chat_request.h"
 #include "engine/engine.h"
 #include "engine/load.h"
+#include "engine/replay.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
 
@@ -31,6 +32,8 @@ struct PreparedPrompt {
   int32_t n_stable = 0;  // GenerateRequest::n_stable
   bool starts_in_thinking = false;
   bool continues_text = false;  // the answer goes on with text of the client
+  // What the conversation shows, for ReplayBook; empty where nothing is replayed.
+  VisibleHash visible;
 };
 
 // One answer as it comes: PromptProgress while the prompt is read, AnswerPieces, and AnswerEnd last. Moves,
@@ -78,6 +81,10 @@ class Assistant {
   // set.
   void set_constraints(ConstraintFactory factory) { constraints_ = std::move(factory); }
 
+  // Earlier answers that are remembered token for token (engine/replay.h), in bytes; 0 turns it off. Before
+  // the first answer.
+  void set_replay(size_t max_bytes);
+
   // Throw Error(Fault::user) for a request that cannot be answered (ContextExceeded among them), QueueFull.
   AnswerStream start(const ChatRequest& request);
   AnswerStream start(const TextRequest& request);
@@ -105,7 +112,9 @@ class Assistant {
   std::unique_ptr<LoadedModel> model_;
   EngineOptions options_;
   ConstraintFactory constraints_;
-  std::unique_ptr<Engine> engine_;  // ends before what it uses
+  std::optional<int32_t> end_of_turn_;  // the token that the template closes a turn with
+  std::unique_ptr<ReplayBook> replay_;  // null: off
+  std::unique_ptr<Engine> engine_;      // ends before what it uses
 };
 
 }  // namespace lily::engine

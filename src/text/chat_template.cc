@@ -36,7 +36,10 @@ class Renderer {
     if (messages_.empty()) fail(Fault::user, "No messages provided.");
     system_block();
     last_query_ = find_last_query();
-    for (size_t i = 0; i < messages_.size(); ++i) message(i);
+    for (size_t i = 0; i < messages_.size(); ++i) {
+      message(i);
+      prompt_.end_message();
+    }
     if (options_.add_generation_prompt && !options_.continue_last) {
       scaffold("<|im_start|>assistant\n");
       scaffold(options_.enable_thinking ? "<think>\n" : "<think>\n\n</think>\n\n");
@@ -219,6 +222,20 @@ void RenderedPrompt::append(std::string_view text, AddedTokens active) {
   text_ += text;
   if (!ranges_.empty() && ranges_.back().active == active) ranges_.back().end = text_.size();
   else ranges_.push_back({text_.size(), active});
+}
+
+RenderedPrompt RenderedPrompt::from(size_t begin) const {
+  RenderedPrompt rest;
+  size_t at = 0;
+  for (const TextRange& range : ranges_) {
+    const size_t first = std::max(at, begin);
+    if (first < range.end)
+      rest.append(std::string_view(text_).substr(first, range.end - first), range.active);
+    at = range.end;
+  }
+  rest.starts_in_thinking_ = starts_in_thinking_;
+  rest.continues_text_ = continues_text_;
+  return rest;
 }
 
 std::vector<RenderedPrompt::Segment> RenderedPrompt::segments() const {

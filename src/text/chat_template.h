@@ -40,18 +40,24 @@ class RenderedPrompt {
   const std::string& text() const { return text_; }
   std::span<const TextRange> ranges() const { return ranges_; }
   std::vector<Segment> segments() const;
+  // Where each message ends, in bytes of text().
+  std::span<const size_t> message_ends() const { return message_ends_; }
+  // What comes after the first `begin` bytes, which is the beginning of a character.
+  RenderedPrompt from(size_t begin) const;
   // True if the prompt ends inside a think block, where the answer begins with reasoning.
   bool starts_in_thinking() const { return starts_in_thinking_; }
   // True if the answer continues text of the client, so that its leading newlines count.
   bool continues_text() const { return continues_text_; }
 
   void append(std::string_view text, AddedTokens active);
+  void end_message() { message_ends_.push_back(text_.size()); }
   void set_starts_in_thinking() { starts_in_thinking_ = true; }
   void set_continues_text() { continues_text_ = true; }
 
  private:
   std::string text_;
   std::vector<TextRange> ranges_;  // neighbours differ in kind
+  std::vector<size_t> message_ends_;
   bool starts_in_thinking_ = false;
   bool continues_text_ = false;
 };

@@ -206,5 +206,128 @@ TEST_F(AssistantTest, TextIsContinuedAsItIs) {
   EXPECT_EQ(read(assistant_->start(r)).output.content, " a time");
 }
 
+// ---- Exact replay
+
+class Replay : public AssistantTest {
+ protected:
+  static bool begins_with(const std::vector<int32_t>& ids, const std::vector<int32_t>& prefix) {
+    return prefix.size() <= ids.size() && std::equal(prefix.begin(), prefix.end(), ids.begin());
+  }
+  // Everything that was read and written, and the token that closes the turn.
+  std::vector<int32_t> written(const std::vector<int32_t>& prompt) const {
+    std::vector<int32_t> ids = prompt;
+    ids.insert(ids.end(), script_.begin(), script_.end());
+    ids.push_back(stop_);
+    return ids;
+  }
+  static ChatRequest thinking(ChatRequest r) {
+    r.thinking.enabled = true;
+    return r;
+  }
+  static ChatRequest next_turn(ChatRequest r, text::Message answer, const std::string& question) {
+    r.messages.push_back(std::move(answer));
+    r.messages.push_back(text::Message::of("user", question));
+    return r;
+  }
+};
+
+TEST_F(Replay, AnAnswerThatComesBackWithoutItsThinkingIsReplayed) {
+  const ChatRequest first = thinking(request());
+  const std::vector<int32_t> prompt = assistant_->prepare(first).ids;
+  ask(first, "so and so\n</think>\n\nYes.");
+  const std::vector<int32_t> all = written(prompt);
+  for (const char* text : {"Yes.", " Yes.\n", "<think>\nso and so\n</think>\n\nYes."}) {
+    const ChatRequest second = next_turn(first, text::Message::of("assistant", text), "more");
+    const PreparedPrompt prepared = assistant_->prepare(second);
+    EXPECT_TRUE(begins_with(prepared.ids, all)) << text;
+    // What follows is what the template writes.
+    EXPECT_EQ(assistant_->tokenizer().decode_bytes(std::span(prepared.ids).subspan(all.size())),
+              "\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n<think>\n");
+    EXPECT_GT(prepared.n_stable, static_cast<int32_t>(all.size()));
+    EXPECT_LT(prepared.n_stable, static_cast<int32_t>(prepared.ids.size()));
+  }
+}
+
+TEST_F(Replay, OnlyWhatIsNewIsRead) {
+  ChatRequest r = thinking(request());
+  size_t n_known = 0;
+  for (int turn = 0; turn < 4; ++turn) {
+    const size_t n_prompt = assistant_->prepare(r).ids.size();
+    const Whole whole =
+        ask(r, "thought " + std::to_string(turn) + "\n</think>\n\nanswer " + std::to_string(turn));
+    const size_t n_read = static_cast<size_t>(whole.end.usage.prompt_tokens - whole.end.usage.cached_tokens);
+    EXPECT_LE(n_read, n_prompt - n_known + 1) << "turn " << turn;
+    n_known = n_prompt + script_.size();
+    r = next_turn(r, text::Message::of("assistant", whole.output.content), "and then?");
+  }
+}
+
+TEST_F(Replay, CallsAreRecognisedHoweverTheirArgumentsAreSpelt) {
+  const ChatRequest first = thinking(with_tools());
+  const std::vector<int32_t> prompt = assistant_->prepare(first).ids;
+  ask(first, std::string("look\n</think>\n\n") + kCall);
+  for (const nlohmann::ordered_json& arguments :
+       {nlohmann::ordered_json{{"path", "/tmp"}}, nlohmann::ordered_json("{ \"path\" :\"/tmp\"}")}) {
+    ChatRequest second = first;
+    text::Message call = text::Message::of("assistant", "");
+    call.tool_calls.push_back({"ls", arguments});
+    second.messages.push_back(call);
+    second.messages.push_back(text::Message::of("tool", "a.txt"));
+    EXPECT_TRUE(begins_with(assistant_->prepare(second).ids, written(prompt)));
+  }
+}
+
+TEST_F(Replay, WhatDiffersIsRenderedByTheTemplate) {
+  const ChatRequest first = thinking(with_tools());
+  ask(first, "so\n</think>\n\nYes.");
+  ChatRequest other_question = first;
+  other_question.messages[0] = text::Message::of("user", "goodbye");
+  ChatRequest other_tools = first;
+  other_tools.tools[0]["function"]["description"] = "lists";
+  const ChatRequest changed[] = {next_turn(first, text::Message::of("assistant", "No."), "more"),
+                                 next_turn(other_question, text::Message::of("assistant", "Yes."), "more"),
+                                 next_turn(other_tools, text::Message::of("assistant", "Yes."), "more")};
+  std::vector<PreparedPrompt> with;
+  for (const ChatRequest& r : changed) with.push_back(assistant_->prepare(r));
+  assistant_->set_replay(0);
+  for (size_t i = 0; i < with.size(); ++i) EXPECT_EQ(with[i].ids, assistant_->prepare(changed[i]).ids) << i;
+}
+
+TEST_F(Replay, TurnedOffTheTemplateDecides) {
+  assistant_->set_replay(0);
+  const ChatRequest first = thinking(request());
+  const std::vector<int32_t> prompt = assistant_->prepare(first).ids;
+  ask(first, "so\n</think>\n\nYes.");
+  EXPECT_FALSE(
+      begins_with(assistant_->prepare(next_turn(first, text::Message::of("assistant", "Yes."), "m")).ids,
+                  written(prompt)));
+}
+
+TEST_F(Replay, AnAnswerCutByAStopStringIsNotReplayed) {
+  ChatRequest first = thinking(request());
+  first.stop = {"three"};
+  const std::vector<int32_t> prompt = assistant_->prepare(first).ids;
+  EXPECT_EQ(ask(first, "so\n</think>\n\none two three four").output.content, "one two ");
+  const auto ids =
+      assistant_->prepare(next_turn(first, text::Message::of("assistant", "one two"), "more")).ids;
+  EXPECT_FALSE(begins_with(ids, written(prompt)));
+}
+
+TEST(ReplayBook, ForgetsWhatWasNotUsedForTheLongestTime) {
+  ReplayBook book(3 * 100 * sizeof(int32_t));
+  const VisibleHash names[] = {{"a"}, {"b"}, {"c"}, {"d"}};
+  for (int i = 0; i < 3; ++i) book.remember(names[i], std::vector<int32_t>(100, i));
+  EXPECT_TRUE(book.find(names[0]));
+  book.remember(names[3], std::vector<int32_t>(100, 3));
+  EXPECT_FALSE(book.find(names[1]));
+  EXPECT_EQ(book.find(names[0]), std::vector<int32_t>(100, 0));
+  EXPECT_EQ(book.find(names[3]), std::vector<int32_t>(100, 3));
+  EXPECT_EQ(book.n_bytes(), 3 * 100 * sizeof(int32_t));
+  book.remember(names[0], std::vector<int32_t>(50, 7));
+  EXPECT_EQ(book.n_bytes(), 250 * sizeof(int32_t));
+  book.remember(names[2], std::vector<int32_t>(1000, 1));  // more than fits: not kept, nothing lost
+  EXPECT_EQ(book.find(names[0]), std::vector<int32_t>(50, 7));
+}
+
 }  // namespace
 }  // namespace lily::engine

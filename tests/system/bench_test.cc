@@ -39,8 +39,7 @@ TEST_F(BenchAgainst, APeerIsMeasuredInTurns) {
     const double own = result["tok_s"]["max"], ratio = result["ratio"]["max"];
     EXPECT_NEAR(ratio, own / 20, 1e-9 * ratio);
   }
-  EXPECT_EQ(read_file(log),
-"prefill 32 2\ndecode 32 2\nprefill 32 2\ndecode 32 2\n");
+  EXPECT_EQ(read_file(log), "prefill 32 2\ndecode 32 2\nprefill 32 2\ndecode 32 2\n");
   const std::string drawing = read_file(svg);
   EXPECT_EQ(drawing.rfind("<svg", 0), 0u);
   for (const char* part : {"prefill", "decode", ">peer<", "<circle"})

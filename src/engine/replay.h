@@ -1,0 +1,65 @@
+// Exact replay: what the engine wrote in earlier turns, token for token, so that a conversation that comes
+// back goes on from the state that is there instead of from a rendering that differs.
+//
+// Clients send back what they were shown: most drop the thinking, and some reformat the arguments of calls.
+// The chat template drops the thinking of turns before the last user query too. Each makes the prompt differ
+// from what the model has read and written, and a recurrent state cannot be rewound: everything after the
+// first difference would be read again. So an assistant turn that shows what an earlier answer showed - the
+// same text, white space at its ends aside, and calls of the same functions with equal arguments, after the
+// same visible conversation - is replaced by the tokens of that answer, thinking included.
+//
+// Threads: every member may be called from any thread at any time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "text/chat.h"
+#include "text/output_parser.h"
+
+namespace lily::engine {
+
+// Names a visible conversation: tools and all messages so far. Conversations of strangers meet in one book,
+// so it is a hash (SHA-256, in hexadecimal digits) that nobody can make collide.
+struct VisibleHash {
+  std::string digits;
+  bool operator==(const VisibleHash&) const = default;
+};
+
+class ReplayBook {
+ public:
+  // Conversations are forgotten, those not used for the longest time first, beyond so many bytes of tokens.
+  explicit ReplayBook(size_t max_bytes) : max_bytes_(max_bytes) {}
+
+  // [i]: the conversation before message i; one more entry than messages. Of normalised messages.
+  static std::vector<VisibleHash> hashes_of(std::span<const text::Message> messages,
+                                            const nlohmann::ordered_json& tools);
+  // The conversation `before`, and this answer to it.
+  static VisibleHash hash_after(const VisibleHash& before, const text::ParsedOutput& answer);
+
+  // `ids`: everything that was read and written, without the stop token.
+  void remember(const VisibleHash& conversation, std::vector<int32_t> ids);
+  std::optional<std::vector<int32_t>> find(const VisibleHash& conversation);
+
+  size_t n_bytes() const;
+
+ private:
+  struct Entry {
+    VisibleHash conversation;
+    std::vector<int32_t> ids;
+  };
+  const size_t max_bytes_;
+  mutable std::mutex mutex_;
+  size_t n_bytes_ = 0;
+  std::list<Entry> entries_;  // most recently used first
+  std::unordered_map<std::string, std::list<Entry>::iterator> by_hash_;
+};
+
+}  // namespace lily::engine
