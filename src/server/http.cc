@@ -12,6 +12,7 @@
 #include "server/openai_chat.h"
 #include "server/openai_text.h"
 #include "server/openapi.h"
+#include "server/page.h"
 #include "server/peer.h"
 #include "server/responses.h"
 
@@ -119,7 +120,7 @@ class HttpServer::Implementation {
       explain(request, response);
       return Result::Handled;
     }
-    const bool is_open = request.path == "/health" || request.path == "/";
+    const bool is_open = request.path == "/health" || request.path == "/" || request.path == "/favicon.ico";
     if (!is_own && !is_allowed) {
       // A page of another site must not use a model that listens on this machine.
       refuse(request, response,
@@ -251,6 +252,13 @@ class HttpServer::Implementation {
       });
       add_responses(prefix + "/responses");
     }
+    get("/", [](const Request&, Response& response) {
+      const std::string nonce = new_id("");
+      response.set_header("Content-Security-Policy", page_policy(nonce));
+      response.set_header("X-Content-Type-Options", "nosniff");
+      response.set_content(chat_page(nonce), "text/html; charset=utf-8");
+    });
+    get("/favicon.ico", [](const Request&, Response& response) { response.status = 204; });
     get("/openapi.json", [](const Request&, Response& response) {
       response.set_content(std::string(openapi_json()), "application/json");
     });
