@@ -28,6 +28,10 @@ build-tests:
 	@cmake --preset release -DLILY_TESTS=ON -DLILY_EMULATOR=ON -DLILY_CUDA=$(CUDA) -DLILY_WERROR=$(WERROR)
 	@cmake --build $(RELEASE) -j $(JOBS)
 
+.PHONY: interop
+interop: build  ## real clients of the server's APIs; installs them from the Python package index
+	@scripts/interop
+
 bench:  ## the kernels' micro-benchmarks
 	@scripts/deps build bench
 	@cmake --preset release -DLILY_BENCH=ON
