@@ -123,17 +123,13 @@ class Page(unittest.TestCase):
         self.screenshot("thinking")
 
     def test_stop_ends_the_answer(self):
-        self.setting("temperature", "2")
-        self.browser.execute_script("window.request = () => JSON.stringify({messages: [{role: 'user', content: 'x'}],"
-                                    "stream: true, logit_bias: arguments[0], chat_template_kwargs: {enable_thinking: false}})",
-                                    {})
         # An answer that does not end by itself: the tokens that end one are made impossible.
         self.browser.execute_async_script("""
             const done = arguments[0];
             fetch('tokenize', {method: 'POST', body: JSON.stringify({content: '<|im_end|><|endoftext|>'})})
                 .then(r => r.json()).then(t => { window.bias = Object.fromEntries(t.tokens.map(id => [id, -100])); done(); });""")
         self.browser.execute_script("request = () => JSON.stringify({messages: [{role: 'user', content: 'x'}], stream: true,"
-                                    "stream_options: {include_usage: true}, logit_bias: window.bias,"
+                                    "stream_options: {include_usage: true}, logit_bias: window.bias, temperature: 2,"
                                     "chat_template_kwargs: {enable_thinking: false}});")
         self.ask("write without end")
         self.until(lambda: self.by("stop").is_displayed() and self.answers() and len(self.answers()[0].text) > 20)
