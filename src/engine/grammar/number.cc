@@ -78,7 +78,8 @@ struct Place {
   int n = 0;  // digits of this part, as far as they matter
   std::vector<int8_t> orders;
   std::vector<int64_t> rests;
-  auto operator<=>(const Place&) const = default;
+  bool operator==(const Place&) const = default;
+  std::weak_ordering operator<=>(const Place&) const = default;
 };
 
 class Numbers {

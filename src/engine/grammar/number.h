@@ -11,7 +11,7 @@
 namespace lily::engine::grammar {
 
 // How many digits a number may have, so that a model cannot write one for ever.
-inline constexpr int kMaxIntegerDigits = 20, kMaxFractionDigits = 20, kMaxExponentDigits = 3;
+inline constexpr int kMaxIntegerDigits = 20, kMaxFractionDigits = 20, kMaxExponentDigits = 2;
 
 // sign * 0.d1d2... * 10^point, without leading or trailing zeros among the digits; zero has none.
 struct Decimal {
