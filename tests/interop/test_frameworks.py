@@ -43,11 +43,11 @@ def test_langchain(url, weather):
     assert "sunny" in with_tools.invoke(messages).content
 
 
-def test_schemathesis(url):
+def test_schemathesis(url, tmp_path):
     program = pathlib.Path(sys.executable).parent / "schemathesis"
     checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
     run = subprocess.run(
         [program, "run", url + "/openapi.json", "--checks", checks, "--max-examples", "15", "--seed", "1",
          "--phases", "fuzzing", "--request-timeout", "60", "--generation-database", "none"],
-        capture_output=True, text=True, timeout=500)
+        capture_output=True, text=True, timeout=500, cwd=tmp_path)
     assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
