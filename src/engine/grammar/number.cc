@@ -285,7 +285,8 @@ Dfa numbers(const NumberBounds& bounds) {
   std::string pattern = fmt::format("-?(0|[1-9][0-9]{{0,{}}})", kMaxIntegerDigits - 1);
   if (!bounds.integer)
     pattern +=
-        fmt::format("(\\.[0-9]{{1,{}}})?([eE][+-]?[0-9]{{1,{}}})?", kMaxFractionDigits, kMaxExponentDigits);
+        fmt::format("(\\.[0-9]{{1,{}}})?([eE](-[0-9]{{1,3}}|\\+?(0?[0-9]{{1,2}}|1[0-9]{{2}}|2[0-7][0-9])))?",
+                    kMaxFractionDigits);
   return regex("^" + pattern + "$");
 }
 

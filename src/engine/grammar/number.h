@@ -11,7 +11,7 @@
 namespace lily::engine::grammar {
 
 // How many digits a number may have, so that a model cannot write one for ever.
-inline constexpr int kMaxIntegerDigits = 20, kMaxFractionDigits = 20, kMaxExponentDigits = 2;
+inline constexpr int kMaxIntegerDigits = 20, kMaxFractionDigits = 20;
 
 // sign * 0.d1d2... * 10^point, without leading or trailing zeros among the digits; zero has none.
 struct Decimal {
@@ -40,8 +40,9 @@ struct NumberBounds {
   bool contains(const Decimal& value) const;
 };
 
-// Numbers without bounds may have an exponent (unless they are integers), others have none. Throws
-// Error(Fault::user) for bounds or factors with more digits than kMaxIntegerDigits and kMaxFractionDigits.
+// Numbers without bounds may have an exponent of -999 to 279 (unless they are integers), so that with all
+// their digits they are finite doubles; others have none. Throws Error(Fault::user) for bounds or factors
+// with more digits than kMaxIntegerDigits and kMaxFractionDigits.
 Dfa numbers(const NumberBounds& bounds);
 
 }  // namespace lily::engine::grammar
