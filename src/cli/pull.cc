@@ -68,6 +68,11 @@ void add_pull(CLI::App& app, Action& action) {
       ->check(CLI::Range(1, 32))
       ->capture_default_str();
   command
+      ->add_option("--piece-bytes", options->piece_bytes,
+                   "What one request asks for; a download that goes on keeps its own")
+      ->check(CLI::Range(uint64_t{1} << 16, uint64_t{1} << 40))
+      ->capture_default_str();
+  command
       ->add_option("--retries", options->address.n_retries,
                    "Attempts in a row that bring nothing, before giving up")
       ->check(CLI::Range(0, 1000))
