@@ -138,12 +138,11 @@ TEST_F(PullRig, OneWrongByteIsFetchedOnceMore) {
 }
 
 TEST_F(PullRig, SmallFilesAreVerifiedToo) {
-  hub.set({.corrupt = "tokenizer.json", .n_corrupt = 1000});
-  expect_failure(pull(), "tokenizer.json: the checksum of what arrived is");
-  expect_nothing_half();
-  hub.set({.corrupt = "config.json", .n_corrupt = 1000});
-  expect_failure(pull(), "config.json: the checksum of what arrived is");
-  expect_nothing_half();
+  for (const std::string name : {"config.json", "tokenizer.json"}) {
+    hub.set({.corrupt = name, .n_corrupt = 1000});
+    expect_failure(pull(), name + ": the checksum of what arrived is");
+    expect_nothing_half();
+  }
 }
 
 TEST_F(PullRig, AHubWithoutRangesIsBorne) {
