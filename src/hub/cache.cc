@@ -44,9 +44,8 @@ void make_folder(const fs::path& path) {
   check(error, path, "the folder cannot be made");
 }
 
-fs::path temporary_beside(const fs::path& path) {
-  return path.string() + ".lily-" + std::to_string(getpid());
-}
+// One writer at a time: RepositoryLock.
+fs::path temporary_beside(const fs::path& path) { return path.string() + ".lily-new"; }
 
 void write_in_one_step(const fs::path& path, std::string_view bytes) {
   const fs::path temporary = temporary_beside(path);
@@ -89,6 +88,18 @@ CachedRepository::CachedRepository(fs::path cache, const std::string& name)
 
 void CachedRepository::make_folders() const {
   for (const char* name : {"blobs", "snapshots", "refs"}) make_folder(folder_ / name);
+  // What a program that was killed between two steps has left.
+  std::vector<fs::path> leftovers;
+  std::error_code error;
+  for (fs::directory_iterator it(folder_ / "blobs", error), end; !error && it != end; it.increment(error)) {
+    std::error_code ignored;
+    const fs::path& path = it->path();
+    if (path.extension() == ".lily-new" ||
+        (path.extension() == ".lily-done" &&
+         !fs::exists(fs::path(path).replace_extension(".lily-part"), ignored)))
+      leftovers.push_back(path);
+  }
+  for (const fs::path& path : leftovers) fs::remove(path, error);
 }
 
 void CachedRepository::write_blob(const std::string& id, std::string_view bytes) const {

@@ -26,6 +26,7 @@ class CachedRepository {
   std::filesystem::path blob(const std::string& id) const { return folder_ / "blobs" / id; }
   std::filesystem::path snapshot(const std::string& commit) const { return folder_ / "snapshots" / commit; }
 
+  // The caller holds the lock; so it is for everything below that writes.
   void make_folders() const;
   // Brings a small file into blobs/ in one step.
   void write_blob(const std::string& id, std::string_view bytes) const;

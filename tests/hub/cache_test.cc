@@ -73,6 +73,18 @@ TEST_F(Cache, PublishLinksTheConfigurationLastAndKeepsTheRest) {
   EXPECT_EQ(cached.find_model(), cached.snapshot(kNew));
 }
 
+TEST_F(Cache, LeftoversOfAKilledWriterAreRemovedAndDownloadsKept) {
+  cached.make_folders();
+  const std::string id(64, '2');
+  for (const char* end : {".lily-new", ".lily-done"})
+    test::write_file(cached.blob(std::string(64, '1') + end), "x");
+  for (const char* end : {".lily-part", ".lily-done", ".incomplete"})
+    test::write_file(cached.blob(id + end), "x");
+  cached.make_folders();
+  EXPECT_EQ(std::distance(fs::directory_iterator(cached.folder() / "blobs"), fs::directory_iterator()), 3);
+  EXPECT_TRUE(fs::exists(cached.blob(id + ".lily-done")));
+}
+
 TEST_F(Cache, RemovingFollowsNoLink) {
   const test::TempFolder outside;
   test::write_file(outside.path() / "precious", "x");
