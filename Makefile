@@ -6,7 +6,9 @@ CUDA ?= $(if $(wildcard /dev/nvidia0),AUTO,OFF)
 WERROR ?= OFF
 SLOW_LABELS := slow|device-metal|device-cuda|model
 
-.PHONY: run build test test-all bench format check ci-extra clean
+PREFIX ?= /usr/local
+
+.PHONY: run build install uninstall package test test-all bench format check ci-extra clean
 
 run: build  ## installs what is missing, builds, and lets the bundled model answer a prompt
 	$(RELEASE)/lily run -m models/lily-tiny --no-think "What does the word river mean?"
@@ -15,6 +17,19 @@ build:  ## the program alone: build/release/lily
 	@scripts/deps build
 	@test -f $(RELEASE)/CMakeCache.txt || cmake --preset release -DLILY_TESTS=OFF -DLILY_EMULATOR=OFF -DLILY_CUDA=$(CUDA)
 	@cmake --build $(RELEASE) -j $(JOBS) --target lily
+
+install:  ## into PREFIX (/usr/local), below DESTDIR if that is set
+	@$(MAKE) --no-print-directory build
+	@cmake --build $(RELEASE) -j $(JOBS) --target lily_written
+	@cmake --install $(RELEASE) --prefix $(PREFIX) --strip
+
+uninstall:  ## what the last install from this folder put there
+	@scripts/uninstall $(RELEASE)/install_manifest.txt
+
+package:  ## a Debian package in build/
+	@$(MAKE) --no-print-directory build
+	@cmake --build $(RELEASE) -j $(JOBS) --target lily_written
+	@cd build && cpack --config release/CPackConfig.cmake
 
 test: build-tests  ## installs what is missing, builds, and runs every test that needs no special hardware
 	@ctest --test-dir $(RELEASE) --output-on-failure -j $(JOBS) -LE '$(SLOW_LABELS)'

@@ -29,6 +29,11 @@ void add_diff(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
 void add_serve(CLI::App& app, Action& action);
 void add_synth(CLI::App& app, Action& action);
+void add_pull(CLI::App& app, Action& action);
+void add_list(CLI::App& app, Action& action);
+void add_rm(CLI::App& app, Action& action);
+void add_completions(CLI::App& app, Action& action);
+void add_man(CLI::App& app, Action& action);
 void add_version(CLI::App& app, Action& action);
 
 // Options of every command that runs a model.

@@ -14,18 +14,14 @@
 
 #include "base/error.h"
 #include "cli/command.h"
+#include "cli/hub_settings.h"
+#include "hub/cache.h"
+#include "hub/repository.h"
 
 namespace lily::cli {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr const char* kRealModel = "mlx-community/Qwen3.6-35B-A3B-4bit";
-
-std::string environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
 
 bool is_model(const fs::path& folder) {
   std::error_code ignored;
@@ -44,39 +40,26 @@ fs::path program_path() {
 #endif
 }
 
-// A hub name in the cache layouts of lily and of the Hugging Face tools:
-// models--OWNER--NAME/snapshots/REVISION.
-fs::path find_in_cache(const fs::path& cache, const std::string& name) {
-  std::string folder = "models--" + name;
-  for (size_t at; (at = folder.find('/')) != std::string::npos;) folder.replace(at, 1, "--");
-  std::error_code ignored;
-  fs::path newest;
-  fs::file_time_type newest_time{};
-  for (const auto& entry : fs::directory_iterator(cache / folder / "snapshots", ignored)) {
-    if (!is_model(entry.path())) continue;
-    const auto time = fs::last_write_time(entry.path(), ignored);
-    if (newest.empty() || time > newest_time) newest = entry.path(), newest_time = time;
-  }
-  return newest;
+// A hub name in the caches of this machine.
+fs::path find_pulled(const std::string& name) {
+  if (!hub::is_repository_name(name)) return {};
+  for (const fs::path& cache : model_caches())
+    if (const auto found = hub::CachedRepository(cache, name).find_model()) return *found;
+  return {};
 }
 
-fs::path find_pulled(const std::string& name) {
-  const std::string home = environment("HOME");
-  std::vector<fs::path> caches;
-  if (const std::string own = environment("LILY_CACHE"); !own.empty()) caches.emplace_back(own);
-  else if (!home.empty()) caches.emplace_back(fs::path(home) / ".cache/lily");
-  if (const std::string hub = environment("HF_HUB_CACHE"); !hub.empty()) caches.emplace_back(hub);
-  if (const std::string hf = environment("HF_HOME"); !hf.empty()) caches.emplace_back(fs::path(hf) / "hub");
-  if (!home.empty()) caches.emplace_back(fs::path(home) / ".cache/huggingface/hub");
-  for (const fs::path& cache : caches)
-    if (fs::path found = find_in_cache(cache, name); !found.empty()) return found;
-  return {};
+bool is_begun(const std::string& name) {
+  std::error_code ignored;
+  for (const fs::path& cache : model_caches())
+    if (hub::is_repository_name(name) && fs::exists(hub::CachedRepository(cache, name).folder(), ignored))
+      return true;
+  return false;
 }
 
 // Beside the program in the build tree, or where `make install` puts it.
 fs::path find_bundled() {
   const fs::path program = program_path().parent_path();
-  for (const char* place : {"../../models/lily-tiny", "../share/lily/models/lily-tiny", "models/lily-tiny"})
+  for (const char* place : {"../share/lily/models/lily-tiny", "../../models/lily-tiny", "models/lily-tiny"})
     if (is_model(program / place)) return fs::weakly_canonical(program / place);
   return {};
 }
@@ -94,22 +77,28 @@ std::string find_model(const std::string& asked) {
     if (is_model(name)) return name;
     if (looks_like_hub_name(name)) {
       if (const fs::path found = find_pulled(name); !found.empty()) return found.string();
+      if (is_begun(name))
+        fail(Fault::user, "model '{}' has been downloaded in part only; lily pull {} goes on", name, name);
       fail(Fault::user,
-           "model '{}' is neither a folder with a config.json nor in a download cache of this machine", name);
+           "model '{}' is neither a folder with a config.json nor in a download cache of this machine; lily "
+           "pull {} "
+           "downloads it",
+           name, name);
     }
     fail(Fault::user,
          "'{}' is not a model: there is no config.json in it; name a checkpoint's folder with -m", name);
   }
-  if (const fs::path found = find_pulled(kRealModel); !found.empty()) return found.string();
+  if (const fs::path found = find_pulled(hub::kRealModel); !found.empty()) return found.string();
   const fs::path bundled = find_bundled();
   if (bundled.empty())
     fail(Fault::user,
-         "no model is named, none has been downloaded and the demo model is missing; use -m FOLDER");
-  fmt::print(stderr,
-             "lily: no model named: using the demo model lily-tiny, which knows a few toy tasks only. For "
-             "the real one, "
-             "download {} and name its folder with -m or LILY_MODEL.\n",
-             kRealModel);
+         "no model is named, none has been downloaded and the demo model is missing; run lily pull, or use "
+         "-m FOLDER");
+  fmt::print(
+      stderr,
+      "lily: no model named: using the demo model lily-tiny, which knows a few toy tasks only. lily pull "
+      "downloads the real one, {}.\n",
+      hub::kRealModel);
   return bundled.string();
 }
 

@@ -46,6 +46,9 @@ int main(int argc, char** argv) {
   app.add_flag("-v", n_verbose, "More messages on stderr; repeat for more");
   Action action;
   add_run(app, action);
+  add_pull(app, action);
+  add_list(app, action);
+  add_rm(app, action);
   add_inspect(app, action);
   add_plan(app, action);
   add_eval(app, action);
@@ -53,6 +56,8 @@ int main(int argc, char** argv) {
   add_bench(app, action);
   add_serve(app, action);
   add_synth(app, action);
+  add_completions(app, action);
+  add_man(app, action);
   add_version(app, action);
   try {
     app.parse(argc, argv);

@@ -1,0 +1,179 @@
+#include <curl/curl.h>
+
+#include <algorithm>
+#include <charconv>
+#include <mutex>
+
+#include "base/error.h"
+#include "base/printable.h"
+#include "hub/http.h"
+
+namespace lily::hub {
+namespace {
+
+constexpr long kConnectTimeoutS = 20;
+constexpr long kStallS = 30;  // a transfer that stands still for so long is ended
+constexpr long kReceiveBytes = 256L << 10;
+
+struct Transfer {
+  CURL* handle;
+  const HttpClient::OnBody& on_body;
+  const std::function<bool()>& stop;
+  HttpReply reply;
+};
+
+std::string lower(std::string_view text) {
+  std::string out(text);
+  std::transform(out.begin(), out.end(), out.begin(),
+                 [](unsigned char c) { return static_cast<char>(c >= 'A' && c <= 'Z' ? c + 32 : c); });
+  return out;
+}
+
+std::string_view trimmed(std::string_view text) {
+  while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
+  while (!text.empty() && (text.back() == ' ' || text.back() == '\r' || text.back() == '\n'))
+    text.remove_suffix(1);
+  return text;
+}
+
+int64_t number(std::string_view text) {
+  int64_t value = -1;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size() ? value : -1;
+}
+
+// "bytes 100-199/1000"
+void read_content_range(std::string_view value, HttpReply& reply) {
+  const size_t dash = value.find('-'), slash = value.find('/');
+  if (value.substr(0, 6) != "bytes " || dash == value.npos || slash == value.npos || slash < dash) return;
+  reply.range_begin = number(value.substr(6, dash - 6));
+  reply.range_total = number(value.substr(slash + 1));
+}
+
+size_t on_header(char* bytes, size_t size, size_t n, void* user) {
+  Transfer& transfer = *static_cast<Transfer*>(user);
+  const std::string_view line(bytes, size * n);
+  if (line.substr(0, 5) == "HTTP/") {  // also of a proxy's answer: the last one counts
+    transfer.reply = HttpReply{};
+    return line.size();
+  }
+  const size_t colon = line.find(':');
+  if (colon == line.npos) return line.size();
+  const std::string name = lower(line.substr(0, colon));
+  const std::string_view value = trimmed(line.substr(colon + 1));
+  if (name == "content-range") read_content_range(value, transfer.reply);
+  if (name == "x-error-code") transfer.reply.error_code = printable(value, 64);
+  return line.size();
+}
+
+size_t on_bytes(char* bytes, size_t size, size_t n, void* user) {
+  Transfer& transfer = *static_cast<Transfer*>(user);
+  if (transfer.reply.status == 0) {
+    long status = 0;
+    curl_easy_getinfo(transfer.handle, CURLINFO_RESPONSE_CODE, &status);
+    transfer.reply.status = static_cast<int>(status);
+  }
+  return transfer.on_body(transfer.reply, std::string_view(bytes, size * n)) ? size * n : 0;
+}
+
+int on_progress(void* user, curl_off_t, curl_off_t, curl_off_t, curl_off_t) {
+  return static_cast<Transfer*>(user)->stop() ? 1 : 0;
+}
+
+class CurlClient : public HttpClient {
+ public:
+  CurlClient() {
+    static std::once_flag once;
+    std::call_once(once, [] { curl_global_init(CURL_GLOBAL_DEFAULT); });
+    handle_ = curl_easy_init();
+    if (handle_ == nullptr) fail(Fault::device, "libcurl cannot be started; is there memory left?");
+  }
+  ~CurlClient() override { curl_easy_cleanup(handle_); }
+  CurlClient(const CurlClient&) = delete;
+  CurlClient& operator=(const CurlClient&) = delete;
+
+  HttpReply get(const HttpRequest& request, const OnBody& on_body,
+                const std::function<bool()>& stop) override {
+    Transfer transfer{handle_, on_body, stop, {}};
+    char failure[CURL_ERROR_SIZE] = "";
+    curl_easy_reset(handle_);  // keeps the connections
+    set(CURLOPT_URL, request.url.c_str());
+    set(CURLOPT_ERRORBUFFER, failure);
+    set(CURLOPT_USERAGENT, "lily");
+    set(CURLOPT_NOSIGNAL, 1L);
+    set(CURLOPT_FOLLOWLOCATION, 0L);
+#if LIBCURL_VERSION_NUM >= 0x075500
+    set(CURLOPT_PROTOCOLS_STR, "http,https");
+#else
+    set(CURLOPT_PROTOCOLS, static_cast<long>(CURLPROTO_HTTP | CURLPROTO_HTTPS));
+#endif
+    set(CURLOPT_CONNECTTIMEOUT, kConnectTimeoutS);
+    set(CURLOPT_LOW_SPEED_LIMIT, 1L);
+    set(CURLOPT_LOW_SPEED_TIME, kStallS);
+    set(CURLOPT_BUFFERSIZE, kReceiveBytes);
+    set(CURLOPT_NETRC, static_cast<long>(CURL_NETRC_IGNORED));
+    set(CURLOPT_HEADERFUNCTION, on_header);
+    set(CURLOPT_HEADERDATA, &transfer);
+    set(CURLOPT_WRITEFUNCTION, on_bytes);
+    set(CURLOPT_WRITEDATA, &transfer);
+    set(CURLOPT_NOPROGRESS, 0L);
+    set(CURLOPT_XFERINFOFUNCTION, on_progress);
+    set(CURLOPT_XFERINFODATA, &transfer);
+    const std::string range = fmt::format("{}-{}", request.begin, request.end - 1);
+    if (request.end > 0) set(CURLOPT_RANGE, range.c_str());
+    curl_slist* headers = nullptr;
+    if (!request.token.empty())
+      headers = curl_slist_append(headers, ("Authorization: Bearer " + request.token).c_str());
+    set(CURLOPT_HTTPHEADER, headers);
+    const CURLcode code = curl_easy_perform(handle_);
+    curl_slist_free_all(headers);
+
+    HttpReply reply = std::move(transfer.reply);
+    long status = 0;
+    curl_off_t retry_after_s = 0;
+    char* location = nullptr;
+    curl_easy_getinfo(handle_, CURLINFO_RESPONSE_CODE, &status);
+    curl_easy_getinfo(handle_, CURLINFO_RETRY_AFTER, &retry_after_s);
+    curl_easy_getinfo(handle_, CURLINFO_REDIRECT_URL, &location);
+    reply.status = static_cast<int>(status);
+    reply.retry_after_s = static_cast<int>(std::clamp<curl_off_t>(retry_after_s, 0, 1 << 30));
+    if (location != nullptr && status >= 300 && status < 400) reply.location = location;
+    reply.is_final = code == CURLE_PEER_FAILED_VERIFICATION || code == CURLE_SSL_CACERT_BADFILE ||
+                     code == CURLE_URL_MALFORMAT || code == CURLE_COULDNT_RESOLVE_PROXY;
+    reply.is_cancelled = code == CURLE_ABORTED_BY_CALLBACK;
+    if (code != CURLE_OK) reply.failure = printable(*failure != '\0' ? failure : curl_easy_strerror(code));
+    return reply;
+  }
+
+ private:
+  template <typename Value>
+  void set(CURLoption option, Value value) {
+    const CURLcode code = curl_easy_setopt(handle_, option, value);
+    if (code != CURLE_OK) fail(Fault::device, "libcurl refuses an option: {}", curl_easy_strerror(code));
+  }
+
+  CURL* handle_ = nullptr;
+};
+
+}  // namespace
+
+std::unique_ptr<HttpClient> make_http_client() { return std::make_unique<CurlClient>(); }
+
+std::string origin_of(const std::string& url) {
+  CURLU* parts = curl_url();
+  if (parts == nullptr) return {};
+  std::string origin;
+  char *scheme = nullptr, *host = nullptr, *port = nullptr;
+  if (curl_url_set(parts, CURLUPART_URL, url.c_str(), 0) == CURLUE_OK &&
+      curl_url_get(parts, CURLUPART_SCHEME, &scheme, 0) == CURLUE_OK &&
+      curl_url_get(parts, CURLUPART_HOST, &host, 0) == CURLUE_OK &&
+      curl_url_get(parts, CURLUPART_PORT, &port, CURLU_DEFAULT_PORT) == CURLUE_OK) {
+    const std::string name = lower(scheme);
+    if (name == "http" || name == "https") origin = fmt::format("{}://{}:{}", name, lower(host), port);
+  }
+  curl_free(scheme), curl_free(host), curl_free(port);
+  curl_url_cleanup(parts);
+  return origin;
+}
+
+}  // namespace lily::hub
