@@ -1,6 +1,7 @@
 // The Metal backend on the GPU of this Mac.
 #include "backend/metal/metal_device.h"
 #include "lily_metal_kernels.h"
+#include "lily_metal_tensor_kernels.h"
 
 namespace lily::backend {
 namespace {
@@ -12,7 +13,7 @@ constexpr int64_t kTimeoutMs = 60'000;
 
 std::unique_ptr<Device> make_metal_device(const DeviceOptions&) {
   return std::make_unique<metal::MetalDevice>(metal::make_apple_device(), "metal", metal::lily_metal_kernels,
-                                              kTimeoutMs);
+                                              metal::lily_metal_tensor_kernels, kTimeoutMs);
 }
 
 bool metal_device_present() { return metal::apple_device_present(); }

@@ -1,8 +1,14 @@
 // The Metal backend on the emulated GPU: an oracle for tests, never a default.
+#include <cstdlib>
+#include <string_view>
+
 #include "backend/metal/metal_device.h"
+#include "backend/metal/tensor_check.h"
 #include "emulator/emulated_device.h"
 #include "lily_metal_kernels.h"
 #include "lily_metal_kernels_emulated.h"
+#include "lily_metal_tensor_kernels.h"
+#include "lily_metal_tensor_kernels_emulated.h"
 
 namespace lily::backend {
 namespace {
@@ -12,13 +18,17 @@ constexpr int64_t kTimeoutMs = 1'800'000;  // the emulator is slow, and may shar
 }  // namespace
 
 std::unique_ptr<Device> make_metal_emulated_device(const DeviceOptions& options) {
-  auto gpu = emulator::make_emulated_device({.libraries = {&emulator::lily_metal_kernels_plain},
-                                             .n_threads = options.threads,
-                                             .limits = {.apple_family = 9,
-                                                        .max_buffer_length = size_t{4} << 30,
-                                                        .recommended_working_set = size_t{64} << 30}});
+  const char* tensors = std::getenv(metal::kTensorVariable);
+  const bool has_tensors = tensors != nullptr && std::string_view(tensors) == "on";
+  auto gpu = emulator::make_emulated_device(
+      {.libraries = {&emulator::lily_metal_kernels_plain, &emulator::lily_metal_tensor_kernels_plain},
+       .n_threads = options.threads,
+       .limits = {.apple_family = has_tensors ? 10 : 9,
+                  .tensor_ops = has_tensors,
+                  .max_buffer_length = size_t{4} << 30,
+                  .recommended_working_set = size_t{64} << 30}});
   return std::make_unique<metal::MetalDevice>(std::move(gpu), "metal-emulated", metal::lily_metal_kernels,
-                                              kTimeoutMs);
+                                              metal::lily_metal_tensor_kernels, kTimeoutMs);
 }
 
 bool metal_emulated_device_present() { return true; }
