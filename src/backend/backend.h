@@ -140,7 +140,8 @@ class Device {
 };
 
 struct DeviceOptions {
-  int threads = 0;  // 0: physical cores (cpu, reference)
+  int threads = 0;          // 0: physical cores (cpu, reference)
+  bool tensor_ops = false;  // Metal 4's tensor operations, on chips that have them (metal)
 };
 
 // "reference", "cpu", "cuda", "metal", "metal-emulated" or "auto"; throws Error(Fault::user) with the list of

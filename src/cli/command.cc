@@ -20,6 +20,8 @@ void add_model_options(CLI::App& command, ModelOptions& options) {
       ->check(CLI::IsMember({"bf16", "f32"}));
   command.add_option("--threads", options.threads, "Threads of the CPU backends; 0: physical cores")
       ->check(CLI::Range(0, 1024));
+  command.add_flag("--tensor-ops", options.tensor_ops,
+                   "Metal 4's tensor operations for prompts, on chips that have them");
   command.add_option("--ctx", options.ctx, "Tokens of context; 0: what fits, at most the model's limit")
       ->check(CLI::Range(0, 1 << 20));
   command.add_option("--disable", options.disable, "Mechanisms to switch off, as in P1,D3");
@@ -34,6 +36,7 @@ plan::Policy chosen_policy(const backend::Device& device, const model::Dims& dim
 engine::LoadOptions load_options(const ModelOptions& options) {
   engine::LoadOptions load{.backend = options.backend,
                            .threads = options.threads,
+                           .tensor_ops = options.tensor_ops,
                            .disable = plan::parse_mechanisms(options.disable)};
   if (options.kv == "f32") load.kv = plan::FloatType::f32;
   if (options.kv == "bf16") load.kv = plan::FloatType::bf16;

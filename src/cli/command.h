@@ -42,6 +42,7 @@ struct ModelOptions {
   std::string backend = "auto";
   std::string kv;       // empty: the backend's
   int threads = 0;      // 0: physical cores
+  bool tensor_ops = false;
   int ctx = 0;          // 0: what fits, at most the model's own limit
   std::string disable;  // mechanisms, "P1,D3"
 };

@@ -41,7 +41,8 @@ int run(const Options& o) {
   if (tokens.size() < 2) fail(Fault::user, "diff needs at least 2 tokens of text");
 
   const auto load = [&](const std::string& backend) {
-    auto device = backend::make_device(backend, {.threads = o.model.threads});
+    auto device =
+        backend::make_device(backend, {.threads = o.model.threads, .tensor_ops = o.model.tensor_ops});
     ProgressBar bar("loading");
     device->load(checkpoint, [&](int64_t done, int64_t total) {
       bar.update(done, total);

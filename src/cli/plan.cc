@@ -22,7 +22,7 @@ struct Options {
 
 // The policy of a backend that is present.
 plan::Policy policy_of(const Options& o, const model::Dims& dims) {
-  const auto device = backend::make_device(o.model.backend, {.threads = 1});
+  const auto device = backend::make_device(o.model.backend, {.threads = 1, .tensor_ops = o.model.tensor_ops});
   return chosen_policy(*device, dims, o.model);
 }
 

@@ -35,10 +35,6 @@ extern "C" void on_stop(int signal) {
   if (asked_to_stop().exchange(true)) std::_Exit(128 + signal);
 }
 
-bool is_loopback(const std::string& host) {
-  return host == "localhost" || host == "::1" || host.rfind("127.", 0) == 0;
-}
-
 void print_settings(const std::string& host, int port, const std::string& model, bool has_key) {
   const std::string shown = host == "0.0.0.0" || host == "::" ? "localhost" : host;
   const std::string url =
@@ -51,6 +47,21 @@ void print_settings(const std::string& host, int port, const std::string& model,
              "  try it             curl {}/v1/chat/completions -d '{{\"messages\": [{{\"role\": \"user\", "
              "\"content\": \"Hello\"}}]}}'\n",
              url, url, key, model, url, key, url);
+}
+
+// The folder's name; of a model in the hub's cache (models--ORG--NAME/snapshots/COMMIT) its name there.
+std::string model_name(const std::string& folder) {
+  constexpr std::string_view kPrefix = "models--";
+  const std::filesystem::path path = std::filesystem::path(folder).lexically_normal();
+  for (const std::filesystem::path& part : path) {
+    std::string name = part.string();
+    if (!name.starts_with(kPrefix)) continue;
+    name.erase(0, kPrefix.size());
+    if (const size_t at = name.find("--"); at != std::string::npos) name.replace(at, 2, "/");
+    return name;
+  }
+  const std::string name = (path.has_filename() ? path : path.parent_path()).filename().string();
+  return name.empty() ? "lily" : name;
 }
 
 int run(Options o) {
@@ -74,7 +85,7 @@ int run(Options o) {
 
   server::HttpServer http(o.http);
   const int port = http.bind();
-  if (!is_loopback(o.http.host) && o.http.api_key.empty())
+  if (!server::is_loopback(o.http.host) && o.http.api_key.empty())
     log(LogLevel::warning, "{} can be reached from other machines, and no --api-key is set", o.http.host);
   std::optional<server::Service> service;
   std::thread listener([&] { http.listen(); });
@@ -93,8 +104,7 @@ int run(Options o) {
     if (asked_to_stop()) return 0;
     throw;
   }
-  const std::string model_id = std::filesystem::path(folder).lexically_normal().filename().string();
-  service.emplace(assistant, server::ServiceOptions{.model_id = model_id.empty() ? "lily" : model_id,
+  service.emplace(assistant, server::ServiceOptions{.model_id = model_name(folder),
                                                     .preserve_thinking = o.preserve_thinking});
   http.set_service(*service);
   print_settings(o.http.host, port, service->model().id, !o.http.api_key.empty());

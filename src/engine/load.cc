@@ -22,7 +22,8 @@ plan::Policy policy_of(const backend::Device& device, const model::Dims& dims,
 LoadedModel::LoadedModel(const model::Checkpoint& checkpoint, int32_t n_tokens, const LoadOptions& options)
     : checkpoint_(checkpoint),
       n_tokens_(n_tokens),
-      device_(backend::make_device(options.backend, {.threads = options.threads})),
+      device_(backend::make_device(options.backend,
+                                   {.threads = options.threads, .tensor_ops = options.tensor_ops})),
       policy_(policy_of(*device_, checkpoint.dims(), options.kv, options.disable)) {
   if (n_tokens < 1 || n_tokens > checkpoint.dims().vocab)
     fail(Fault::model,

@@ -17,6 +17,7 @@ namespace lily::engine {
 struct LoadOptions {
   std::string backend = "auto";
   int threads = 0;                       // 0: physical cores
+  bool tensor_ops = false;               // DeviceOptions::tensor_ops
   std::optional<plan::FloatType> kv;     // nothing: the backend's default
   std::vector<plan::Mechanism> disable;  // an error where the backend does not have one of them
   MemoryOptions memory;

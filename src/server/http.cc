@@ -21,6 +21,7 @@ namespace {
 
 constexpr size_t kMaxBodyBytes = size_t{64} << 20;
 constexpr int kLoadingRetryS = 5;
+constexpr size_t kMaxLogged = 200;  // bytes of a path
 
 enum class Family { openai, anthropic };
 
@@ -48,6 +49,12 @@ std::string key_of(const httplib::Request& request) {
 std::string authority_of(const std::string& origin) {
   const size_t at = origin.find("://");
   return at == std::string::npos ? origin : origin.substr(at + 3);
+}
+
+// "localhost:8080" -> "localhost", "[::1]:8080" -> "::1"
+std::string host_of(const std::string& authority) {
+  if (authority.starts_with('[')) return authority.substr(1, authority.find(']') - 1);
+  return authority.substr(0, authority.find(':'));
 }
 
 void set_json(httplib::Response& response, int status, const Json& json) {
@@ -121,6 +128,13 @@ class HttpServer::Implementation {
       return Result::Handled;
     }
     const bool is_open = request.path == "/health" || request.path == "/" || request.path == "/favicon.ico";
+    if (is_loopback(options_.host) && !is_loopback(host_of(request.get_header_value("Host")))) {
+      // A name of another site that was made to point at this machine.
+      refuse(request, response,
+             {403, "permission_error", "host", "",
+              "this server listens on loopback and answers to localhost, 127.0.0.1 and [::1] only"});
+      return Result::Handled;
+    }
     if (!is_own && !is_allowed) {
       // A page of another site must not use a model that listens on this machine.
       refuse(request, response,
@@ -150,7 +164,7 @@ class HttpServer::Implementation {
     const int status = response.status;
     // A request that was read but has no route is 404 or 400 to the library, by its method.
     if ((status == 404 || status == 400) && !request.path.empty()) {
-      const auto methods = routes_.find(request.path);
+      const auto methods = routes_.find(route_of(request.path));
       if (methods == routes_.end())
         return refuse(request, response,
                       {404, "not_found_error", "not_found", "", "there is nothing at this path"});
@@ -170,12 +184,21 @@ class HttpServer::Implementation {
             status < 500 ? "this is no valid HTTP request" : "the request could not be handled"});
   }
 
+  // Paths that end in an id share a route.
+  static std::string route_of(const std::string& path) {
+    for (const char* parent : {"/models/", "/responses/"})
+      if (const size_t at = path.find(parent); at == 0 || at == 3)  // with or without /v1
+        return path.substr(0, at + std::string_view(parent).size()) + "{id}";
+    return path;
+  }
+
   // One line a request, without content.
   void note(const Request& request, const Response& response) {
     // The answer has been sent; the body that is still coming is no request.
     if (response.status == 413) Peer::find(request.remote_addr, request.remote_port, port_).hear_no_more();
     if (Service* service = service_.load()) service->count(response.status);
-    log(LogLevel::info, "{} {} {} {}", request.remote_addr, request.method, request.path, response.status);
+    log(LogLevel::info, "{} {} {} {}", request.remote_addr, printable(request.method, kMaxLogged),
+        printable(request.path, kMaxLogged), response.status);
   }
 
   static void refuse(const Request& request, Response& response, const ApiError& error) {
@@ -236,6 +259,7 @@ class HttpServer::Implementation {
     for (const std::string prefix : {"/v1", ""}) {
       get(prefix + "/models",
           [this](const Request&, Response& response) { set_json(response, 200, service().models()); });
+      routes_[prefix + "/models/{id}"] = "GET, HEAD";
       http_.Get(prefix + "/models/(.+)", guarded([this](const Request& request, Response& response) {
                   if (request.matches[1] != service().model().id)
                     throw ApiError(
@@ -273,6 +297,7 @@ class HttpServer::Implementation {
       return ApiError(404, "not_found_error", "response_not_found", "response_id",
                       fmt::format("there is no stored response \"{}\"", printable(id, 80)));
     };
+    routes_[path + "/{id}"] = "GET, HEAD, DELETE";
     http_.Get(path + "/([^/]+)", guarded([this, unknown](const Request& request, Response& response) {
                 const std::optional<StoredResponse> stored = responses_.find(request.matches[1].str());
                 if (!stored) throw unknown(request.matches[1]);
@@ -331,6 +356,10 @@ class HttpServer::Implementation {
   ResponseStore responses_;
   std::map<std::string, std::string> routes_;  // path -> methods
 };
+
+bool is_loopback(const std::string& host) {
+  return host == "localhost" || host == "::1" || host.starts_with("127.");
+}
 
 HttpServer::HttpServer(HttpOptions options)
     : implementation_(std::make_unique<Implementation>(std::move(options))) {}

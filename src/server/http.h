@@ -26,6 +26,9 @@ struct HttpOptions {
   int write_timeout_s = 30;  // for a client to take bytes
 };
 
+// Names and addresses of this machine that no other can reach.
+bool is_loopback(const std::string& host);
+
 class HttpServer {
  public:
   explicit HttpServer(HttpOptions options);

@@ -46,6 +46,7 @@ Outcome Service::pump(engine::AnswerStream& answer,
                       const std::function<bool()>& idle, const IsThere& is_there) {
   Outcome outcome;
   auto last_event = Clock::now(), last_sent = last_event;
+  int64_t n_steps = assistant_.engine().stats().n_steps;
   const auto leave = [&] {
     answer.cancel();
     ++n_left_;
@@ -58,6 +59,12 @@ Outcome Service::pump(engine::AnswerStream& answer,
     if (!is_there()) return leave();
     if (!event) {
       if (now - last_event > options_.step_timeout) {
+        // A request that waits its turn, or a long step of another one, is not a model that hangs.
+        if (const int64_t steps = assistant_.engine().stats().n_steps; steps != n_steps) {
+          n_steps = steps;
+          last_event = now;
+          continue;
+        }
         answer.cancel();
         throw ApiError(
             500, "server_error", "step_timeout", "",

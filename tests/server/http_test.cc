@@ -1,7 +1,11 @@
 // The server from outside, over a socket: answers, refusals, clients that leave, clients that misbehave.
+#include <fmt/format.h>
+
 #include <atomic>
+#include <mutex>
 #include <random>
 
+#include "base/log.h"
 #include "tests/server/scripted_server.h"
 
 namespace lily::test {
@@ -146,6 +150,37 @@ TEST_F(Http, PagesOfOtherSitesAreRefused) {
   EXPECT_EQ(ask("POST", "/v1/chat/completions", kHello, "Origin: http://localhost\r\n").status, 200);
 }
 
+TEST_F(Http, ANameThatWasMadeToPointHereIsRefused) {
+  start();
+  for (const char* path : {"/v1/models", "/health", "/"}) {
+    Connection client(port_);
+    client.send(
+        fmt::format("GET {} HTTP/1.1\r\nHost: evil.example:{}\r\nOrigin: http://evil.example:{}\r\n\r\n",
+                    path, port_, port_));
+    EXPECT_EQ(client.read()->status, 403) << path;
+  }
+  for (const char* host : {"localhost", "127.0.0.1", "[::1]:80"}) {
+    Connection client(port_);
+    client.send(fmt::format("GET /v1/models HTTP/1.1\r\nHost: {}\r\n\r\n", host));
+    EXPECT_EQ(client.read()->status, 200) << host;
+  }
+}
+
+TEST_F(Http, APathCannotForgeALineOfTheLog) {
+  start();
+  static std::mutex mutex;
+  static std::vector<std::string> lines;
+  set_log_sink([](LogLevel, std::string_view line) {
+    const std::lock_guard lock(mutex);
+    lines.emplace_back(line);
+  });
+  EXPECT_EQ(ask("GET", "/a%0aFAKE%20LINE").status, 404);
+  stop();
+  set_log_sink({});
+  ASSERT_FALSE(lines.empty());
+  for (const std::string& line : lines) EXPECT_EQ(line.find('\n'), std::string::npos) << line;
+}
+
 TEST_F(Http, AnOriginCanBeAllowed) {
   start({.cors = "http://page.example"});
   const HttpReply reply = ask("POST", "/v1/chat/completions", kHello, "Origin: http://page.example\r\n");
@@ -167,6 +202,8 @@ TEST_F(Http, ErrorsAreJsonOfTheRightStatus) {
       {"GET", "/v1/chat/completions", "", 405},
       {"PUT", "/v1/chat/completions", "{}", 405},
       {"GET", "/v1/models/other", "", 404},
+      {"POST", "/v1/models/lily-tiny", "{}", 405},
+      {"POST", "/v1/responses/resp_1", "{}", 405},
       {"POST", "/v1/chat/completions", "{", 400},
       {"POST", "/v1/chat/completions", "[]", 400},
       {"POST", "/v1/chat/completions", "{}", 400},
@@ -246,7 +283,8 @@ TEST_F(Http, ASlowSenderIsDropped) {
 TEST_F(Http, OfRequestsInOneGoTheFirstIsAnsweredAndTheConnectionCloses) {
   start({.keep_alive_s = 1});
   Connection client(port_);
-  client.send("GET /health HTTP/1.1\r\nHost: a\r\n\r\nGET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n");
+  client.send(
+      "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n");
   const auto first = client.read();
   ASSERT_TRUE(first);
   EXPECT_EQ(json_of(*first)["status"], "ready");
@@ -294,6 +332,24 @@ TEST_F(Http, AHungStepFailsItsRequest) {
   EXPECT_EQ(json_of(reply)["error"]["code"], "step_timeout");
   executor_->allow(-1);
   expect_alive();
+}
+
+TEST_F(Http, WaitingInTheQueueIsNotAHungStep) {
+  start({}, {.step_timeout = 300ms}, {.max_sequences = 1, .queue_capacity = 4});
+  executor_->hold();
+  Connection first(port_), second(port_);
+  first.post("/v1/chat/completions", kHello);
+  executor_->await_held();
+  second.post("/v1/chat/completions", kHello);
+  EXPECT_TRUE(eventually([&] { return assistant_->engine().stats().n_waiting == 1; }));
+  // A step from time to time, slower than the second one would wait for.
+  for (int i = 0; i < 6; ++i) {
+    std::this_thread::sleep_for(150ms);
+    executor_->allow(1);
+  }
+  executor_->allow(-1);
+  EXPECT_EQ(first.read()->status, 200);
+  EXPECT_EQ(second.read()->status, 200);
 }
 
 TEST_F(Http, StoppingFinishesTheAnswersThatRun) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -68,6 +69,11 @@ struct Dispatch {
   int phase = 0;                  // within the op: phases of an op are separated by barriers
   bool whole_vocabulary = false;  // encoded only if an output of the step samples beyond the ranked logits
 };
+
+// Whether a kernel is one of the library for chips with tensor operations.
+inline bool is_tensor_kernel(std::string_view kernel) {
+  return kernel.find("_tensor_") != std::string_view::npos;
+}
 
 inline constexpr int kParamsIndex = 20;
 inline constexpr int kSamplingIndex = 24, kOutputRowsIndex = 25, kTilesIndex = 26, kBlocksIndex = 27,

@@ -89,8 +89,7 @@ void Lowering::lower(const plan::ExpandWeight& o) {
 }
 
 std::string Lowering::grouped_kernel(const std::string& name, int bits) const {
-  const char* unit = plan_.policy.matrix_unit == plan::MatrixUnit::vector ? "vector_" : "";
-  return fmt::format("{}_prefill_{}{}", name, unit, storage_name(bits));
+  return fmt::format("{}_prefill_{}{}", name, unit_name(plan_.policy.matrix_unit), storage_name(bits));
 }
 
 void Lowering::lower(const plan::ExpertsLinear& o) {

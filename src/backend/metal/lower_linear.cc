@@ -10,6 +10,18 @@ using plan::RowSpace;
 
 const char* storage_name(int bits) { return bits == 4 ? "q4" : bits == 8 ? "q8" : "bf16"; }
 
+const char* unit_name(plan::MatrixUnit unit) {
+  switch (unit) {
+    case plan::MatrixUnit::vector:
+      return "vector_";
+    case plan::MatrixUnit::tensor:
+      return "tensor_";
+    case plan::MatrixUnit::simdgroup:
+      break;
+  }
+  return "";
+}
+
 LoweredOp Lowering::op(const plan::Op& op) {
   op_ = {};
   phase_ = 0;
@@ -112,13 +124,13 @@ void Lowering::gemv(const Product& p) {
 void Lowering::gemm(const Product& p, const Place& x, LinearParams params) {
   const bool is_small = rows_bound(plan_, plan_.value(p.y)) <= 16;
   const uint32_t tile = is_small ? 16 : 32;
-  const char* unit = plan_.policy.matrix_unit == plan::MatrixUnit::vector ? "vector_" : "";
   for (const model::WeightId id : p.weights) {
     const WeightLayout l = layout(id);
     params.end[0] = static_cast<uint32_t>(l.rows);
     params.scales[0] = static_cast<uint32_t>(l.scales);
     params.biases[0] = static_cast<uint32_t>(l.biases);
-    begin(fmt::format("linear_prefill_{}{}_{}", unit, storage_name(code_bits(l.storage)), tile),
+    begin(fmt::format("linear_prefill_{}{}_{}", unit_name(plan_.policy.matrix_unit),
+                      storage_name(code_bits(l.storage)), tile),
           {fixed((l.rows + 63) / 64), per(count_of(p.y), tile), fixed(1)}, {128, 1, 1});
     arg(0, x);
     write(1, p.y);

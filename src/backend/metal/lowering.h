@@ -127,5 +127,7 @@ inline constexpr int kFewRows = 8;
 
 // "q4", "q8" or "bf16", as kernels' names end.
 const char* storage_name(int bits);
+// What stands in the names of matrix kernels for the unit that they run on.
+const char* unit_name(plan::MatrixUnit unit);
 
 }  // namespace lily::metal

@@ -3,24 +3,41 @@
 #include "backend/metal/kernels/params.h"
 #include "backend/metal/lower.h"
 #include "backend/metal/program.h"
+#include "backend/metal/tensor_check.h"
 #include "base/error.h"
+#include "base/log.h"
 
 namespace lily::metal {
 
 using backend::StateSlot;
 
 MetalDevice::MetalDevice(std::unique_ptr<metal::Device> gpu, std::string backend,
-                         const KernelLibrary& kernels, int64_t timeout_ms)
+                         const KernelLibrary& kernels, const KernelLibrary& tensor_kernels,
+                         bool use_tensor_ops, int64_t timeout_ms)
     : gpu_(std::move(gpu)),
       timeout_ms_(timeout_ms),
       info_{.backend = std::move(backend),
             .name = gpu_->name(),
             .memory_bytes = static_cast<int64_t>(gpu_->limits().recommended_working_set)},
-      library_(gpu_->make_library(kernels)) {}
+      library_(gpu_->make_library(kernels)) {
+  if (!use_tensor_ops || !gpu_->limits().tensor_ops) return;
+  try {
+    auto library = gpu_->make_library(tensor_kernels);
+    const std::optional<std::string> fault = tensor_fault(*gpu_, *library_, *library, timeout_ms_);
+    if (!fault) tensor_library_ = std::move(library);
+    else log(LogLevel::warning, "Metal: tensor operations are not used: {}", *fault);
+  } catch (const Error& error) {
+    log(LogLevel::warning, "Metal: tensor operations are not used: {}", error.what());
+  }
+}
 
 MetalDevice::~MetalDevice() = default;
 
-plan::Policy MetalDevice::policy(const model::Dims&) const { return default_policy(); }
+plan::Policy MetalDevice::policy(const model::Dims&) const {
+  plan::Policy policy = default_policy();
+  if (tensor_library_ != nullptr) policy.matrix_unit = plan::MatrixUnit::tensor;
+  return policy;
+}
 
 void MetalDevice::load(const model::Checkpoint& checkpoint, const backend::Progress& progress) {
   LILY_CHECK(!weights_.has_value(), "a device loads once");
@@ -56,12 +73,15 @@ const Memory& MetalDevice::memory() const {
 
 std::unique_ptr<backend::Program> MetalDevice::compile(plan::Plan plan) {
   LILY_CHECK(weights_.has_value(), "compile before load");
+  if (plan.policy.matrix_unit == plan::MatrixUnit::tensor && tensor_library_ == nullptr)
+    fail(Fault::user, "policy.matrix_unit: {} computes on simdgroup matrices, not on tensor operations",
+         info_.name);
   return std::make_unique<MetalProgram>(*this, std::move(plan));
 }
 
 const Pipeline& MetalDevice::pipeline(const std::string& kernel) {
   auto& slot = pipelines_[kernel];
-  if (slot == nullptr) slot = library_->make_pipeline(kernel);
+  if (slot == nullptr) slot = (is_tensor_kernel(kernel) ? tensor_library_ : library_)->make_pipeline(kernel);
   return *slot;
 }
 

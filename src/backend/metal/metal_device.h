@@ -19,9 +19,10 @@ namespace lily::metal {
 
 class MetalDevice final : public backend::Device {
  public:
-  // A step that takes longer than timeout_ms counts as failed.
+  // A step that takes longer than timeout_ms counts as failed. `tensor_kernels` are used on a GPU that has
+  // tensor operations if they compile and compute what the others do; else one line of log says why not.
   MetalDevice(std::unique_ptr<metal::Device> gpu, std::string backend, const KernelLibrary& kernels,
-              int64_t timeout_ms);
+              const KernelLibrary& tensor_kernels, bool use_tensor_ops, int64_t timeout_ms);
   ~MetalDevice() override;
 
   const backend::DeviceInfo& info() const override { return info_; }
@@ -56,7 +57,7 @@ class MetalDevice final : public backend::Device {
   std::unique_ptr<metal::Device> gpu_;
   const int64_t timeout_ms_;
   backend::DeviceInfo info_;
-  std::unique_ptr<Library> library_;
+  std::unique_ptr<Library> library_, tensor_library_;  // the second where tensor operations are used
   std::map<std::string, std::unique_ptr<Pipeline>, std::less<>> pipelines_;
   model::Dims dims_;
   std::optional<Weights> weights_;

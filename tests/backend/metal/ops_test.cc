@@ -297,6 +297,18 @@ class Ops : public testing::Test {
   static inline Stage* stage_ = nullptr;
 };
 
+// The same on a chip with matrix units that tensor operations reach.
+class TensorOps : public Ops {
+ protected:
+  static void SetUpTestSuite() { stage_ = new Stage({.tensor_ops = true}); }
+
+  static Policy policy() {
+    Policy p = stage_->metal().policy(stage_->dims());
+    EXPECT_EQ(p.matrix_unit, plan::MatrixUnit::tensor);
+    return p;
+  }
+};
+
 Policy unfused(Policy p) {
   p.prefill = p.decode = {};
   return p;
@@ -378,6 +390,22 @@ TEST_F(Ops, PrefillOpByOp) {
 TEST_F(Ops, PrefillWithoutMechanisms) {
   compare({.name = "all off", .phase = Phase::prefill, .positions = {30, 0}, .rows = {70, 3}, .context = 128},
           all_off());
+}
+
+TEST_F(TensorOps, PrefillOfOneTileMoreOrLess) {
+  for (const int rows : {9, 16, 17, 33})
+    compare({.name = "prefill", .phase = Phase::prefill, .positions = {0}, .rows = {rows}, .context = 64},
+            policy());
+}
+
+TEST_F(TensorOps, PrefillOpByOpOfRaggedChunks) {
+  compare({.name = "unfused", .phase = Phase::prefill, .positions = {64, 1}, .rows = {1, 35}, .context = 128},
+          unfused(policy()));
+}
+
+TEST_F(TensorOps, PrefillWithExpandedWeights) {
+  compare({.name = "P1 off", .phase = Phase::prefill, .positions = {0}, .rows = {20}, .context = 64},
+          *plan::without(policy(), plan::Mechanism::p1));
 }
 
 TEST_F(Ops, Candidates) {

@@ -4,23 +4,33 @@
 
 #include "lily_metal_kernels.h"
 #include "lily_metal_kernels_emulated.h"
+#include "lily_metal_tensor_kernels.h"
+#include "lily_metal_tensor_kernels_emulated.h"
 #include "tests/support/golden.h"
 
 namespace lily::test {
 
 EmulatedMetal make_emulated_metal(const model::Checkpoint& checkpoint, const EmulatedOptions& options) {
-  auto gpu =
-      emulator::make_emulated_device({.libraries = {options.traced ? &emulator::lily_metal_kernels_traced
-                                                                   : &emulator::lily_metal_kernels_plain},
-                                      .seed = options.seed,
-                                      .shuffle = options.seed != 0,
-                                      .max_delay_us = options.max_delay_us,
-                                      .keep_counters = options.keep_counters,
-                                      .on_finding = options.on_finding});
+  std::vector<const emulator::CompiledLibrary*> libraries =
+      options.traced
+          ? std::vector{&emulator::lily_metal_kernels_traced, &emulator::lily_metal_tensor_kernels_traced}
+          : std::vector{&emulator::lily_metal_kernels_plain, &emulator::lily_metal_tensor_kernels_plain};
+  emulator::Options emulated{.libraries = std::move(libraries),
+                             .seed = options.seed,
+                             .shuffle = options.seed != 0,
+                             .max_delay_us = options.max_delay_us,
+                             .keep_counters = options.keep_counters,
+                             .on_finding = options.on_finding};
+  if (options.tensor_ops) {
+    emulated.limits.apple_family = 10;
+    emulated.limits.tensor_ops = true;
+  }
+  auto gpu = emulator::make_emulated_device(std::move(emulated));
   EmulatedMetal metal;
   metal.gpu = gpu.get();
-  metal.device = std::make_unique<metal::MetalDevice>(std::move(gpu), "metal-emulated",
-                                                      metal::lily_metal_kernels, 600'000);
+  metal.device =
+      std::make_unique<metal::MetalDevice>(std::move(gpu), "metal-emulated", metal::lily_metal_kernels,
+                                           metal::lily_metal_tensor_kernels, options.tensor_ops, 600'000);
   metal.device->load(checkpoint, {});
   metal.device->reserve({.n_state_slots = kSlots, .n_kv_blocks = kBlocks, .n_token_slots = 8},
                         metal.device->policy(checkpoint.dims()));

@@ -32,6 +32,7 @@ struct EmulatedOptions {
   uint64_t seed = 0;  // 0: in program order, else shuffled
   int max_delay_us = 0;
   bool keep_counters = false;
+  bool tensor_ops = false;  // a chip with matrix units, as M5
   emulator::Options::OnFinding on_finding = emulator::Options::OnFinding::fail;
 };
 EmulatedMetal make_emulated_metal(const model::Checkpoint& checkpoint, const EmulatedOptions& options = {});

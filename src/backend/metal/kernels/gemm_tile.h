@@ -3,8 +3,8 @@
 //
 // A threadgroup is four simdgroups (128 threads). Weights are dequantised to bf16 in threadgroup memory (P1),
 // 16 codes a thread; activations are gathered row by row beside them; the product runs there on 8x8 simdgroup
-// matrices with fp32 accumulators (P6), or on plain fused multiply-adds (its ablation). Threadgroup memory:
-// 8.4 KB, first the two operands, in the end the fp32 result.
+// matrices with fp32 accumulators (P6), on tensor operations (tensor_tile.h), or on plain fused multiply-adds
+// (P6 off). Threadgroup memory: 8.4 KB, first the two operands, in the end the fp32 result.
 #ifndef LILY_METAL_GEMM_TILE_H
 #define LILY_METAL_GEMM_TILE_H
 
@@ -91,14 +91,15 @@ struct TileWeights {
   uint in;
 };
 
-// 16 columns from k of output row n (two threads a row), dequantised, to threadgroup memory.
-template <int kBits>
+// 16 columns from k of output row n (two threads a row), dequantised, to threadgroup memory, whose rows are
+// kStride values apart.
+template <int kBits, uint kStride>
 inline void load_weights(TileWeights t, uint k0, threadgroup bfloat* ws, uint lid) {
   const uint n = lid / 2;
   const uint k = k0 + lid % 2 * kSpan;
   const bool is_low = n < t.n_low;
   const uint row = is_low ? n : n - t.n_low;
-  threadgroup bfloat* to = ws + n * kTileStride + lid % 2 * kSpan;
+  threadgroup bfloat* to = ws + n * kStride + lid % 2 * kSpan;
   if (row >= (is_low ? t.limit_low : t.limit_high)) {
     for (uint i = 0; i < kSpan; ++i) to[i] = bfloat(0.0f);
     return;
@@ -112,14 +113,14 @@ inline void load_weights(TileWeights t, uint k0, threadgroup bfloat* ws, uint li
 }
 
 // Rows of x to threadgroup memory: row r is row source[r], zero from n_rows on.
-template <int kRows>
+template <int kRows, uint kStride>
 inline void load_activations(device const bfloat* x, ulong stride, uint k0, threadgroup const uint* source,
                              uint n_rows, threadgroup bfloat* xs, uint lid) {
   constexpr uint kColumns = kTileDepth * kRows / 128;  // of a thread: 8 or 4
   constexpr uint kThreads = kTileDepth / kColumns;     // of a row
   const uint r = lid / kThreads;
   const uint c = lid % kThreads * kColumns;
-  threadgroup bfloat* to = xs + r * kTileStride + c;
+  threadgroup bfloat* to = xs + r * kStride + c;
   if (r < n_rows) {
     device const bfloat* from = x + ulong(source[r]) * stride + k0 + c;
     for (uint i = 0; i < kColumns; ++i) to[i] = from[i];
@@ -128,24 +129,33 @@ inline void load_activations(device const bfloat* x, ulong stride, uint k0, thre
   }
 }
 
+// How a product computes a tile; specialised where the steps below are not its own.
+template <int kBits, int kRows, class Product>
+struct Tile {
+  static void multiply(device const bfloat* x, ulong x_stride, threadgroup const uint* source, uint n_rows,
+                       TileWeights weights, threadgroup float* memory, uint sg, uint lid) {
+    threadgroup bfloat* xs = (threadgroup bfloat*)memory;
+    threadgroup bfloat* ws = xs + kRows * kTileStride;
+    Product product;
+    product.clear();
+    for (uint k = 0; k < weights.in; k += kTileDepth) {
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      load_activations<kRows, kTileStride>(x, x_stride, k, source, n_rows, xs, lid);
+      load_weights<kBits, kTileStride>(weights, k, ws, lid);
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      product.multiply(xs, ws, sg, lid);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    product.store(memory, sg, lid);
+  }
+};
+
 // memory [kTileFloats] holds the result [kRows, 64] with stride kResultStride when this returns (after a
 // barrier). All 128 threads call it.
 template <int kBits, int kRows, class Product>
 inline void multiply_tile(device const bfloat* x, ulong x_stride, threadgroup const uint* source, uint n_rows,
                           TileWeights weights, threadgroup float* memory, uint sg, uint lid) {
-  threadgroup bfloat* xs = (threadgroup bfloat*)memory;
-  threadgroup bfloat* ws = xs + kRows * kTileStride;
-  Product product;
-  product.clear();
-  for (uint k = 0; k < weights.in; k += kTileDepth) {
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    load_activations<kRows>(x, x_stride, k, source, n_rows, xs, lid);
-    load_weights<kBits>(weights, k, ws, lid);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    product.multiply(xs, ws, sg, lid);
-  }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  product.store(memory, sg, lid);
+  Tile<kBits, kRows, Product>::multiply(x, x_stride, source, n_rows, weights, memory, sg, lid);
   threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 
