@@ -3,7 +3,8 @@
 // weights of all layers in turn (19 GB, so nothing stays in the L2) and tokens a second at stated contexts.
 // What the numbers are: kernel and graph time with random weights and a router that follows from them; no
 // host work, no file, no tokenizer.
-//   decode_bench [tokens per figure], or decode_bench 0: two tokens outside a graph, for a profiler
+//   decode_bench [tokens per figure [tokens]] (`tokens`: whole tokens only), or decode_bench 0: two tokens
+//   outside a graph, for a profiler
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -383,16 +384,19 @@ void choose(const Model& m, Choice choice, cudaStream_t s) {
   p.weights = m.scratch_weights;
   launch_choose_token(p, s);
 }
-void whole_token(const Model& m, Choice choice, cudaStream_t s) {
+using Kernel = void (*)(const Model&, const Layer&, cudaStream_t);
+struct NamedKernel {
+  const char* name;
+  Kernel kernel;
+};
+constexpr NamedKernel kLayerKernels[] = {{"norm + in", norm_linear},         {"mixer", mixer},
+                                         {"out projection", out_projection}, {"norm + router", router},
+                                         {"experts gate + up", gate_up},     {"experts down", down}};
+void whole_token(const Model& m, Choice choice, cudaStream_t s, Kernel without = nullptr) {
   embed(m, s);
-  for (const Layer& l : m.layers) {
-    norm_linear(m, l, s);
-    mixer(m, l, s);
-    out_projection(m, l, s);
-    router(m, l, s);
-    gate_up(m, l, s);
-    down(m, l, s);
-  }
+  for (const Layer& l : m.layers)
+    for (const NamedKernel& k : kLayerKernels)
+      if (k.kernel != without) k.kernel(m, l, s);
   gather(m, s);
   head(m, s);
   choose(m, choice, s);
@@ -494,29 +498,31 @@ int main(int argc, char** argv) {
                 mb, mb / us, 100 * mb / us / rate);
   };
   const double q4 = 0.5625e-6;
-  row("delta: norm + in", delta, 12352 * 2048 * q4, norm_linear);
-  row("delta: mixer", delta, 2 * 2.097152 + 0.16, mixer);
-  row("attention: norm + in", attention, 9216 * 2048 * q4, norm_linear);
-  for (const int context : {256, 4096, 32768, 131072}) {
-    set_context(context);
-    row(("attention @" + std::to_string(context)).c_str(), attention, context * 2048e-6, mixer);
+  if (argc <= 2) {
+    row("delta: norm + in", delta, 12352 * 2048 * q4, norm_linear);
+    row("delta: mixer", delta, 2 * 2.097152 + 0.16, mixer);
+    row("attention: norm + in", attention, 9216 * 2048 * q4, norm_linear);
+    for (const int context : {256, 4096, 32768, 131072}) {
+      set_context(context);
+      row(("attention @" + std::to_string(context)).c_str(), attention, context * 2048e-6, mixer);
+    }
+    row("out projection", all, 2048 * 4096 * q4, out_projection);
+    row("norm + router", all, 0.56, router);
+    row("experts gate + up", all, 9 * 1024 * 2048 * q4, gate_up);
+    row("experts down", all, 9 * 512 * 2048 * q4, down);
+    const auto single = [&](const char* name, double mb, const std::function<void()>& f) {
+      const Timing t = time_graph(f, 3, n);
+      std::printf("%-28s %6.2f us (%.2f .. %.2f), %6.2f MB, %5.2f TB/s\n", name, t.median_us, t.low_us,
+                  t.high_us, mb, mb / t.median_us);
+    };
+    single("embed", 0.001, [&] { embed(m, stream); });
+    single("head", 248320.0 * 2048 * q4, [&] {
+      gather(m, stream);
+      head(m, stream);
+    });
+    single("greedy token", 1, [&] { choose(m, Choice::greedy, stream); });
+    single("sampled token", 1, [&] { choose(m, Choice::sample, stream); });
   }
-  row("out projection", all, 2048 * 4096 * q4, out_projection);
-  row("norm + router", all, 0.56, router);
-  row("experts gate + up", all, 9 * 1024 * 2048 * q4, gate_up);
-  row("experts down", all, 9 * 512 * 2048 * q4, down);
-  const auto single = [&](const char* name, double mb, const std::function<void()>& f) {
-    const Timing t = time_graph(f, 3, n);
-    std::printf("%-28s %6.2f us (%.2f .. %.2f), %6.2f MB, %5.2f TB/s\n", name, t.median_us, t.low_us,
-                t.high_us, mb, mb / t.median_us);
-  };
-  single("embed", 0.001, [&] { embed(m, stream); });
-  single("head", 248320.0 * 2048 * q4, [&] {
-    gather(m, stream);
-    head(m, stream);
-  });
-  single("greedy token", 1, [&] { choose(m, Choice::greedy, stream); });
-  single("sampled token", 1, [&] { choose(m, Choice::sample, stream); });
 
   for (const Choice choice : {Choice::greedy, Choice::sample})
     for (const int context : {256, 4096, 32768, 131072}) {
@@ -528,6 +534,17 @@ int main(int argc, char** argv) {
           context, choice == Choice::greedy ? "greedy" : "sampled", t.median_us, t.low_us, t.high_us,
           1e6 / t.median_us, bytes / t.median_us * 1e-6, bytes / t.median_us * 1e-4 / rate);
     }
+  // What a kernel costs where it stands: the token with and without it.
+  for (const int context : {256, 32768}) {
+    set_context(context);
+    const double whole = time_graph([&] { whole_token(m, Choice::greedy, stream); }, 5, n).median_us;
+    for (const NamedKernel& k : kLayerKernels) {
+      const double rest =
+          time_graph([&] { whole_token(m, Choice::greedy, stream, k.kernel); }, 5, n).median_us;
+      std::printf("token @%-6d without %-18s %8.1f us: %.2f us a layer\n", context, k.name, rest,
+                  (whole - rest) / kLayers);
+    }
+  }
   int32_t token = 0;
   std::vector<float> residual(kHidden);
   check(cudaMemcpy(&token, m.token, 4, cudaMemcpyDeviceToHost), "reading");

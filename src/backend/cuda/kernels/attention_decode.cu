@@ -57,6 +57,21 @@ __global__ void __launch_bounds__(kThreads, 2) attention_decode(AttentionDecode 
     q_norm = load_head_weight(p.q_norm);
     k_norm = load_head_weight(p.k_norm);
   }
+  // Into the L2 ahead of the loads: 16 keys and their values, 4 lines each, 2 of both a lane.
+  const int first = split * per_split;
+  const int last = first + per_split < n_chunks ? first + per_split : n_chunks;
+  const auto prefetch = [&](int chunk) {
+    const int key = chunk * kChunk + lane / 2;
+    if (chunk >= last || key >= position) return;  // the last key is not written yet
+    const size_t offset =
+        kv_offset(table, p.cache.n_kv_heads, kv_head, key) + static_cast<size_t>(lane % 2) * (kHeadCols / 2);
+#pragma unroll
+    for (int line = 0; line < 2; ++line) {
+      prefetch_l2(p.cache.k + offset + line * (kHeadCols / 4));
+      prefetch_l2(p.cache.v + offset + line * (kHeadCols / 4));
+    }
+  };
+  prefetch(first + warp);
   pdl_wait();
   pdl_trigger();
   if (split / static_cast<int>(kCluster) >= n_clusters) return;  // the whole cluster leaves
@@ -98,9 +113,8 @@ __global__ void __launch_bounds__(kThreads, 2) attention_decode(AttentionDecode 
     for (float& x : tile) x = 0;
   float maximum = -INFINITY, sum = 0;  // of head g; sum over this lane's keys only
 
-  const int first = split * per_split;
-  const int last = first + per_split < n_chunks ? first + per_split : n_chunks;
   for (int chunk = first + warp; chunk < last; chunk += kWarps) {
+    prefetch(chunk + kWarps);
     const int base = chunk * kChunk;
     const auto key_at = [&](int key) {  // beyond the end: the last key again, with weight 0
       return kv_offset(table, p.cache.n_kv_heads, kv_head, key < n_keys ? key : n_keys - 1);

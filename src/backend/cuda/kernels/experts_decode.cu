@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(kThreads) experts_gate_up_q4_decode(ExpertsGat
   }
   if (p.logits != nullptr && blockIdx.x == 0 && threadIdx.x < kTop) {
     p.ids[row * kTop + static_cast<int>(threadIdx.x)] = top->ids[threadIdx.x];
-    p.weights[row * kTop + static_cast<int>(threadIdx.x)] = top->weights[threadIdx.x];
+    p.weights[row * kTop + static_cast<int>(threadIdx.x)] = top8_weight(*top, static_cast<int>(threadIdx.x));
   }
   auto* scales = reinterpret_cast<GroupScale*>(shared + l.sums);
   stage_bf16_row(p.normed + static_cast<size_t>(row) * static_cast<size_t>(p.hidden), p.hidden, shared + l.x,
@@ -254,6 +254,7 @@ __global__ void __launch_bounds__(kDownThreads) experts_down_q4_decode(ExpertsDo
       bulk_copy(shared + j * tile_bytes,
                 p.down + (static_cast<size_t>(top->ids[j]) * expert_tiles + tile) * tile_bytes, tile_bytes,
                 &barriers[j]);
+      if (p.logits != nullptr) top->weights[j] = top8_weight(*top, static_cast<int>(j));
     }
   };
   if (threadIdx.x == 0) {

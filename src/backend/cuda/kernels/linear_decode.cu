@@ -20,7 +20,7 @@ constexpr int kRingSlots = 4;   // slots of a warp
 
 // Shared memory, in this order.
 struct Layout {
-  unsigned records, x, sums, partial, scratch, barriers, total;
+  unsigned records, x, sums, partial, squares, barriers, total;  // squares: [rows][kWarps] of the norm
 };
 __host__ __device__ Layout layout(const LinearDecode& p, int padded_rows, bool ring) {
   const unsigned n_groups = static_cast<unsigned>(p.in / kGroupCols),
@@ -31,10 +31,10 @@ __host__ __device__ Layout layout(const LinearDecode& p, int padded_rows, bool r
              : static_cast<unsigned>(p.tiles_per_block) * n_groups * kRecordBytes;
   l.sums = l.x + rows * staged_row_bytes(p.in);
   l.partial = l.sums + (rows * n_groups * 8 + 15) / 16 * 16;
-  l.scratch =
+  l.squares =
       l.partial +
       (ring ? 0u : static_cast<unsigned>(p.tiles_per_block * p.units_per_tile) * rows * kTileRows * 4);
-  l.barriers = l.scratch + 128;
+  l.barriers = l.squares + rows * kWarps * 4;
   l.total = l.barriers + (ring ? kWarps * kRingSlots : kMaxTilesPerBlock) * 8u;
   return l;
 }
@@ -72,8 +72,8 @@ __device__ __forceinline__ void stage(const LinearDecode& p, const NormPart& nor
                               : static_cast<const void*>(static_cast<const uint16_t*>(p.x) + offset);
     if (p.norm != nullptr)
       stage_norm_part(
-          norm_row(row, p.x_f32, norm, p.in, p.epsilon, reinterpret_cast<float*>(shared + l.scratch)), p.in,
-          staged, scales + r, kRows);
+          weigh_row(row, p.x_f32, norm, p.in, reinterpret_cast<float*>(shared + l.squares) + r * kWarps),
+          p.in, staged, scales + r, kRows);
     else stage_bf16_row(static_cast<const uint16_t*>(row), p.in, staged, scales + r, kRows);
   }
 }
@@ -134,6 +134,12 @@ __global__ void __launch_bounds__(kThreads) linear_q4_decode(LinearDecode p) {
 
   auto* partial = reinterpret_cast<float*>(shared + l.partial);
   const auto* scales = reinterpret_cast<const GroupScale*>(shared + l.sums);
+  const auto factor_of = [&](int row) {
+    return p.norm == nullptr
+               ? 1.0f
+               : norm_factor<kWarps>(reinterpret_cast<const float*>(shared + l.squares) + row * kWarps, p.in,
+                                     p.epsilon);
+  };
   const int n_units = n_tiles * p.units_per_tile;
   int tile = 0, in_tile = static_cast<int>(threadIdx.x / 32);
   for (int unit = in_tile; unit < n_units; unit += kWarps, in_tile += kWarps) {
@@ -146,8 +152,10 @@ __global__ void __launch_bounds__(kThreads) linear_q4_decode(LinearDecode p) {
         shared + l.x + first * 2 * kGroupCols, staged_row_bytes(p.in), scales + first * kRows);
     store_unit<kRows>(sum, partial + unit * kRows * kTileRows);
   }
+  float factor = factor_of(0);
   block_sync();
-  for (int row = 0; row < p.rows; ++row)
+  for (int row = 0; row < p.rows; ++row) {
+    if (row > 0) factor = factor_of(row);
     for (int i = my_tile; i < n_tiles; i += kTilesAtOnce) {
       if (row > 0 || i >= kTilesAtOnce) {
         col = column_of(i);
@@ -156,8 +164,9 @@ __global__ void __launch_bounds__(kThreads) linear_q4_decode(LinearDecode p) {
       if (col < 0) continue;
       const float* first_unit = partial + (i * p.units_per_tile * kRows + row) * kTileRows +
                                 static_cast<int>(threadIdx.x) % kTileRows;
-      finish(p, col, row, sum_units(first_unit, p.units_per_tile, kRows * kTileRows), residual);
+      finish(p, col, row, factor * sum_units(first_unit, p.units_per_tile, kRows * kTileRows), residual);
     }
+  }
 }
 
 // Warp w of the grid takes tiles w, w + n_warps, ...; each is summed by one warp from its own ring.
@@ -224,7 +233,12 @@ __global__ void __launch_bounds__(kThreads) linear_q4_decode_ring(LinearDecode p
       const auto finish_row = [&](int row, float y) {
         const size_t at =
             static_cast<size_t>(row) * static_cast<size_t>(p.y_stride) + static_cast<size_t>(col);
-        finish(p, col, row, y, p.residual_in == nullptr ? 0.0f : p.residual_in[at]);
+        const float factor =
+            p.norm == nullptr
+                ? 1.0f
+                : norm_factor<kWarps>(reinterpret_cast<const float*>(shared + l.squares) + row * kWarps, p.in,
+                                      p.epsilon);
+        finish(p, col, row, factor * y, p.residual_in == nullptr ? 0.0f : p.residual_in[at]);
       };
 #pragma unroll
       for (int h = 0; h < UnitSum<kRows>::kHalves; ++h) {

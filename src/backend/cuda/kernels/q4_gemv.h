@@ -32,11 +32,9 @@ __host__ __device__ constexpr unsigned staged_row_bytes(int cols) {
 // What the sums of a group need: the unit of its planes, and the sum of its values.
 using GroupScale = float2;
 
-// Byte of column c (0 .. 63) in a group's plane: lane t = l % 4 of a B fragment finds its 16 bytes side by
-// side, in the order in which the nibbles of a record's words stand.
-__device__ __forceinline__ int staged_byte(int c) {
-  return (c & 7) >> 1 << 4 | c >> 4 << 2 | (c & 1) << 1 | (c >> 3 & 1);
-}
+// Column c (0 .. 63) of a group is byte (c % 8 / 2) * 16 + (c / 16) * 4 + (c % 2) * 2 + c / 8 % 2 of its
+// planes: lane t = l % 4 of a B fragment finds its 16 bytes side by side, in the order in which the nibbles
+// of a record's words stand. A 32-bit word holds columns c, c + 8, c + 1, c + 9.
 
 // acc[h][i]: tile row g + 8 i (g = lane / 4), activation row lane % 4 + 4 h.
 template <int kRows>
@@ -127,18 +125,35 @@ __device__ __forceinline__ void stage_values(const float (&v)[kCount], bool insi
   for (int m = 1; m < kLanes; m <<= 1)
     largest = fmaxf(largest, shuffle_xor(largest, static_cast<unsigned>(m)));
   const float inverse = largest > 0 ? 32512.0f / largest : 0.0f;
+  // A lane has half of each word, the lane with the columns 8 away the other half. They exchange, and each
+  // stores half of the words: stores of single bytes take several times as long.
+  constexpr int kKept = kCount / 4;
+  const bool upper = (first >> 3 & 1) != 0;
   int32_t sum = 0;
-  unsigned char* group = staged + first / kGroupCols * (2 * kGroupCols);
+  uint32_t half_words[2][kCount / 2];
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    const int32_t n = round_to_int(v[i] * inverse), p = (n + 128) >> 8;
-    sum += n;
-    const int at = staged_byte(first % kGroupCols + i);
-    if (inside) {
-      group[at] = static_cast<unsigned char>(p);
-      group[at + kGroupCols] = static_cast<unsigned char>(n - 256 * p);
-    }
+  for (int i = 0; i < kCount; i += 2) {
+    const int32_t n0 = round_to_int(v[i] * inverse), n1 = round_to_int(v[i + 1] * inverse);
+    const int32_t p0 = (n0 + 128) >> 8, p1 = (n1 + 128) >> 8;
+    sum += n0 + n1;
+    const auto spread = [&](int32_t a, int32_t b) {
+      return ((static_cast<uint32_t>(a) & 0xffu) | (static_cast<uint32_t>(b) & 0xffu) << 16)
+             << (upper ? 8 : 0);
+    };
+    half_words[0][i / 2] = spread(p0, p1);
+    half_words[1][i / 2] = spread(n0 - 256 * p0, n1 - 256 * p1);
   }
+  unsigned char* group = staged + first / kGroupCols * (2 * kGroupCols) + first % kGroupCols / 16 * 4;
+#pragma unroll
+  for (int plane = 0; plane < 2; ++plane)
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) {
+      const uint32_t low = half_words[plane][j], high = half_words[plane][kKept + j];
+      const uint32_t word = (upper ? high : low) | shuffle_xor(upper ? low : high, 8 / kCount);
+      if (inside)
+        *reinterpret_cast<uint32_t*>(group + plane * kGroupCols +
+                                     ((first & 7) / 2 + (upper ? kKept : 0) + j) * 16) = word;
+    }
 #pragma unroll
   for (int m = 1; m < kLanes; m <<= 1) sum += shuffle_xor(sum, static_cast<unsigned>(m));
   const float unit = largest / 32512.0f;
@@ -200,6 +215,34 @@ __device__ __forceinline__ float4 load_four(const void* row, bool f32, int i) {
   const auto* p = reinterpret_cast<const uint32_t*>(row) + 2 * i;
   const uint32_t a = load_l2(p), b = load_l2(p + 1);
   return make_float4(bf16_low(a), bf16_high(a), bf16_low(b), bf16_high(b));
+}
+// x * w in fp32 without the norm's factor, which a product may get at its end: the planes of a row do not
+// depend on it. Leaves each warp's sum of squares in squares[warp]; norm_factor after the next barrier.
+__device__ __forceinline__ NormPart weigh_row(const void* row, bool f32, const NormPart& weight, int n_cols,
+                                              float* squares) {
+  NormPart v;
+  float square = 0;
+#pragma unroll
+  for (int k = 0; k < kNormSteps; ++k) {
+    const int i = norm_index(k);
+    const float4 x = i < n_cols / 4 ? load_four(row, f32, i) : make_float4(0, 0, 0, 0), w = weight.step[k];
+    square += (x.x * x.x + x.y * x.y) + (x.z * x.z + x.w * x.w);
+    v.step[k] = make_float4(x.x * w.x, x.y * w.y, x.z * w.z, x.w * w.w);
+  }
+  square = warp_sum(square);
+  if (lane_id() == 0) squares[threadIdx.x / 32] = square;
+  return v;
+}
+// rsqrt(mean(x^2) + eps) from the sums of kWarps (a multiple of 4) warps, in a fixed order.
+template <int kWarps>
+__device__ __forceinline__ float norm_factor(const float* squares, int n_cols, float epsilon) {
+  float sum = 0;
+#pragma unroll
+  for (int w = 0; w < kWarps; w += 4) {
+    const float4 v = *reinterpret_cast<const float4*>(squares + w);
+    sum += (v.x + v.y) + (v.z + v.w);
+  }
+  return reciprocal_sqrt(sum / static_cast<float>(n_cols) + epsilon);
 }
 // x * rsqrt(mean(x^2) + eps) * w in fp32; zeros beyond the row.
 __device__ __forceinline__ NormPart norm_row(const void* row, bool f32, const NormPart& weight, int n_cols,

@@ -47,7 +47,8 @@ __global__ void __launch_bounds__(kMaxExperts) router_top(RouterTopRows p) {
               &s->scratch);
   if (threadIdx.x < kTop) {
     p.ids[row * kTop + static_cast<int>(threadIdx.x)] = s->top.ids[threadIdx.x];
-    p.weights[row * kTop + static_cast<int>(threadIdx.x)] = s->top.weights[threadIdx.x];
+    p.weights[row * kTop + static_cast<int>(threadIdx.x)] =
+        top8_weight(s->top, static_cast<int>(threadIdx.x));
   }
 }
 

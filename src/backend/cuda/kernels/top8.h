@@ -39,8 +39,16 @@ __device__ __forceinline__ float from_ordered(uint32_t key) {
   return x;
 }
 
-// By all threads of a block of at least n_experts; two barriers. `top` (shared) is complete for warp 0 on
-// return, for the others after the next barrier.
+// The weight of choice i: its share of the softmax over the 8.
+__device__ __forceinline__ float top8_weight(const Top8& top, int i) {
+  float sum = 0;
+#pragma unroll
+  for (int j = 0; j < kTop; ++j) sum += expf(top.logits[j] - top.logits[0]);
+  return expf(top.logits[i] - top.logits[0]) / sum;
+}
+
+// By all threads of a block of at least n_experts; two barriers. Ids and logits of `top` (shared) are
+// complete on return; its weights are left to those who want them.
 __device__ __forceinline__ void select_top8(const float* logits, int n_experts, Top8* top,
                                             Top8Scratch* scratch) {
   const int thread = static_cast<int>(threadIdx.x), lane = static_cast<int>(lane_id()),
@@ -56,26 +64,21 @@ __device__ __forceinline__ void select_top8(const float* logits, int n_experts, 
     }
   }
   block_sync();
-  if (thread < n_kept) {
-    const uint32_t key = scratch->key[thread];
+  if (thread < n_experts) {  // four threads for each that was kept
+    const int kept = thread / 4;
+    const uint32_t key = scratch->key[kept];
     int rank = 0;
 #pragma unroll 16
-    for (int j = 0; j < n_kept; ++j)
-      rank += scratch->key[j] + (j < thread) > key;  // kept in the order of ids where equal
-    if (rank < kTop) {
-      top->ids[rank] = scratch->id[thread];
+    for (int j = thread % 4; j < n_kept; j += 4)
+      rank += scratch->key[j] + (j < kept) > key;  // kept in the order of ids where equal
+    rank += shuffle_xor(rank, 1);
+    rank += shuffle_xor(rank, 2);
+    if (rank < kTop && thread % 4 == 0) {
+      top->ids[rank] = scratch->id[kept];
       top->logits[rank] = from_ordered(key);
     }
   }
   block_sync();
-  if (thread < kTop) {
-    float e[kTop], sum = 0;
-#pragma unroll
-    for (int j = 0; j < kTop; ++j) e[j] = expf(top->logits[j] - top->logits[0]);
-#pragma unroll
-    for (int j = 0; j < kTop; ++j) sum += e[j];
-    top->weights[thread] = expf(top->logits[thread] - top->logits[0]) / sum;
-  }
 }
 
 }  // namespace lily::cuda
