@@ -48,7 +48,8 @@ std::optional<CacheMiss> PrefixCache::explain(std::span<const int32_t> prompt) c
     const auto& tokens = e.snapshot.tokens;
     const int64_t n =
         std::mismatch(tokens.begin(), tokens.end(), prompt.begin(), prompt.end()).first - tokens.begin();
-    if (n <= n_common) continue;
+    // Of those that agree equally long the one that goes on, and so shows the difference.
+    if (n < n_common || n == 0 || (n == n_common && closest != nullptr && closest->n_tokens() > n)) continue;
     n_common = n;
     closest = &e;
   }

@@ -218,6 +218,10 @@ TEST(PrefixCache, ExplainsWhereAPromptDiffers) {
   EXPECT_EQ(miss->before, count_from(4, 8));
   EXPECT_EQ(miss->known, count_from(12, 8));
   EXPECT_EQ(miss->asked, (std::vector<int32_t>{77, 13, 14, 15, 16, 17, 18, 19}));
+  prompt = count_from(0, 30);
+  prompt[10] = 77;  // right behind a snapshot, which another one goes on from
+  ASSERT_TRUE(cache.explain(prompt));
+  EXPECT_EQ(cache.explain(prompt)->position, 10);
 }
 
 TEST(PrefixCache, ASessionKeepsOneSnapshotOfEachKind) {
