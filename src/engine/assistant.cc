@@ -166,6 +166,10 @@ class AnswerStream::State {
     end.context_full =
         end.finish == Finish::length && begin_.n_prompt + end.usage.completion_tokens >= begin_.n_context;
     if (end.usage.cached_tokens > 0) end.cache_source = "ram";
+    // What the cache remembers at that place may be another client's: it is not for the reader of an answer.
+    if (finished.miss)
+      end.cache_miss = fmt::format("the prompt differs from the nearest one remembered at token {}",
+                                   finished.miss->position);
     end.reasoning_tokens = reader_.n_reasoning_tokens();
     ready_.emplace_back(std::move(end));
   }

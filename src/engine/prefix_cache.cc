@@ -6,41 +6,121 @@
 namespace lily::engine {
 namespace {
 
+// A named session is in use as long as at most so many snapshots were used or taken after its own.
+constexpr int64_t kUsesOfALiveSession = 32;
+constexpr int64_t kTokensExplained = 8;  // on each side of a difference
+
 bool begins_with(std::span<const int32_t> tokens, const std::vector<int32_t>& prefix) {
   return prefix.size() <= tokens.size() && std::equal(prefix.begin(), prefix.end(), tokens.begin());
+}
+
+std::vector<int32_t> cut(std::span<const int32_t> tokens, int64_t from, int64_t to) {
+  const auto size = static_cast<int64_t>(tokens.size());
+  from = std::clamp<int64_t>(from, 0, size);
+  to = std::clamp<int64_t>(to, from, size);
+  return {tokens.begin() + from, tokens.begin() + to};
 }
 
 }  // namespace
 
 const Snapshot* PrefixCache::find(std::span<const int32_t> prompt, int64_t max_tokens) {
-  auto best = snapshots_.end();
-  for (auto it = snapshots_.begin(); it != snapshots_.end(); ++it) {
-    if (static_cast<int64_t>(it->tokens.size()) > max_tokens) continue;
-    if (best != snapshots_.end() && it->tokens.size() <= best->tokens.size()) continue;
-    if (begins_with(prompt, it->tokens)) best = it;
+  auto best = entries_.end();
+  for (auto it = entries_.begin(); it != entries_.end(); ++it) {
+    if (it->n_tokens() > max_tokens) continue;
+    if (best != entries_.end() && it->n_tokens() <= best->n_tokens()) continue;
+    if (begins_with(prompt, it->snapshot.tokens)) best = it;
   }
-  if (best == snapshots_.end()) return nullptr;
-  snapshots_.splice(snapshots_.begin(), snapshots_, best);
-  return &snapshots_.front();
+  if (best == entries_.end()) return nullptr;
+  use(best);
+  return &entries_.front().snapshot;
 }
 
 bool PrefixCache::contains(std::span<const int32_t> tokens) const {
-  return std::any_of(snapshots_.begin(), snapshots_.end(), [&](const Snapshot& s) {
-    return s.tokens.size() == tokens.size() && begins_with(tokens, s.tokens);
+  return std::any_of(entries_.begin(), entries_.end(), [&](const Entry& e) {
+    return e.snapshot.tokens.size() == tokens.size() && begins_with(tokens, e.snapshot.tokens);
   });
 }
 
+std::optional<CacheMiss> PrefixCache::explain(std::span<const int32_t> prompt) const {
+  const Entry* closest = nullptr;
+  int64_t n_common = 0;
+  for (const Entry& e : entries_) {
+    const auto& tokens = e.snapshot.tokens;
+    const int64_t n =
+        std::mismatch(tokens.begin(), tokens.end(), prompt.begin(), prompt.end()).first - tokens.begin();
+    // Of those that agree equally long the one that goes on, and so shows the difference.
+    if (n < n_common || n == 0 || (n == n_common && closest != nullptr && closest->n_tokens() > n)) continue;
+    n_common = n;
+    closest = &e;
+  }
+  if (closest == nullptr || n_common == closest->n_tokens() ||
+      n_common == static_cast<int64_t>(prompt.size()))
+    return std::nullopt;
+  return CacheMiss{.position = static_cast<int32_t>(n_common),
+                   .before = cut(prompt, n_common - kTokensExplained, n_common),
+                   .known = cut(closest->snapshot.tokens, n_common, n_common + kTokensExplained),
+                   .asked = cut(prompt, n_common, n_common + kTokensExplained)};
+}
+
 void PrefixCache::insert(Snapshot snapshot) {
-  if (!snapshot.session.empty())
-    snapshots_.remove_if(
-        [&](const Snapshot& s) { return s.session == snapshot.session && s.kind == snapshot.kind; });
-  snapshots_.push_front(std::move(snapshot));
+  Entries added;
+  added.push_back(Entry{.snapshot = std::move(snapshot)});
+  const Snapshot& news = added.front().snapshot;
+  for (auto it = entries_.begin(); it != entries_.end();) {
+    const Snapshot& old = it->snapshot;
+    const bool superseded = !old.session.empty() && old.session == news.session && old.kind == news.kind &&
+                            begins_with(news.tokens, old.tokens);
+    it = superseded ? erase(it) : std::next(it);
+  }
+  Entry& entry = added.front();
+  for (Entry& e : entries_) {
+    if (e.n_tokens() < entry.n_tokens()) {
+      if (begins_with(news.tokens, e.snapshot.tokens))
+        entry.n_before = std::max(entry.n_before, e.n_tokens());
+    } else if (e.n_before < entry.n_tokens() && begins_with(e.snapshot.tokens, news.tokens)) {
+      e.n_before = entry.n_tokens();
+    }
+  }
+  entries_.splice(entries_.begin(), added);
+  use(entries_.begin());
 }
 
 bool PrefixCache::evict() {
-  if (snapshots_.empty()) return false;
-  snapshots_.pop_back();
+  if (entries_.empty()) return false;
+  auto least = entries_.end();
+  bool least_pinned = false;
+  for (auto it = entries_.begin(); it != entries_.end(); ++it) {
+    const bool pin = pinned(*it);
+    // Of equals the one not used for the longest time.
+    if (least != entries_.end() && (pin != least_pinned ? pin : it->worth() > least->worth())) continue;
+    least = it;
+    least_pinned = pin;
+  }
+  age_ = std::max(age_, least->worth());
+  erase(least);
   return true;
+}
+
+void PrefixCache::use(Entries::iterator entry) {
+  entry->age = age_;
+  entry->last_use = ++n_uses_;
+  entries_.splice(entries_.begin(), entries_, entry);
+}
+
+PrefixCache::Entries::iterator PrefixCache::erase(Entries::iterator entry) {
+  for (Entry& e : entries_)
+    if (e.n_before == entry->n_tokens() && e.n_tokens() > e.n_before &&
+        begins_with(e.snapshot.tokens, entry->snapshot.tokens))
+      e.n_before = entry->n_before;
+  return entries_.erase(entry);
+}
+
+bool PrefixCache::pinned(const Entry& entry) const {
+  const std::string& session = entry.snapshot.session;
+  if (session.empty() || n_uses_ - entry.last_use >= kUsesOfALiveSession) return false;
+  return std::none_of(entries_.begin(), entries_.end(), [&](const Entry& e) {
+    return e.snapshot.session == session && e.n_tokens() > entry.n_tokens();
+  });
 }
 
 }  // namespace lily::engine

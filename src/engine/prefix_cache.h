@@ -9,12 +9,14 @@
 
 #include <cstdint>
 #include <list>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "backend/backend.h"
 #include "engine/kv_blocks.h"
+#include "engine/request.h"
 #include "engine/slots.h"
 
 namespace lily::engine {
@@ -36,15 +38,34 @@ class PrefixCache {
   // used. Valid until the next insert or evict.
   const Snapshot* find(std::span<const int32_t> prompt, int64_t max_tokens);
   bool contains(std::span<const int32_t> tokens) const;
-  // Replaces a snapshot of the same session and kind.
+  // Nothing where the prompt goes on from all it has in common with what is remembered, or has nothing in
+  // common. Against the snapshot that agrees with it longest.
+  std::optional<CacheMiss> explain(std::span<const int32_t> prompt) const;
+  // Replaces snapshots of the same session and kind that it goes on from. A request of the same session that
+  // begins otherwise (a title, an edit) replaces nothing.
   void insert(Snapshot snapshot);
-  // Drops the snapshot that has not been used for the longest time; false if there is none.
+  // Drops one snapshot; false if there is none.
   bool evict();
-  void clear() { snapshots_.clear(); }
-  int size() const { return static_cast<int>(snapshots_.size()); }
+  void clear() { entries_.clear(); }
+  int size() const { return static_cast<int>(entries_.size()); }
 
  private:
-  std::list<Snapshot> snapshots_;  // most recently used first
+  struct Entry {
+    Snapshot snapshot;
+    int64_t n_before = 0;  // tokens of the longest other snapshot that it begins with
+    int64_t age = 0;       // age_ when it was last used
+    int64_t last_use = 0;  // n_uses_ then
+    int64_t n_tokens() const { return static_cast<int64_t>(snapshot.tokens.size()); }
+    int64_t worth() const { return age + n_tokens() - n_before; }
+  };
+  using Entries = std::list<Entry>;
+
+  void use(Entries::iterator entry);
+  Entries::iterator erase(Entries::iterator entry);
+  bool pinned(const Entry& entry) const;
+
+  Entries entries_;  // most recently used first
+  int64_t age_ = 0, n_uses_ = 0;
 };
 
 }  // namespace lily::engine

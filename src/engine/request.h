@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -124,6 +125,13 @@ struct Timings {
   double decode_ms = 0;   // from the first token to the last one
 };
 
+// Where a prompt differs from what the prefix cache remembers, although both begin alike.
+struct CacheMiss {
+  int32_t position = 0;               // of the first token that differs
+  std::vector<int32_t> before;        // the last tokens that agree
+  std::vector<int32_t> known, asked;  // the next tokens, as remembered and as in the prompt
+};
+
 // The last event of every request.
 struct Finished {
   Finish finish = Finish::stop;
@@ -133,6 +141,7 @@ struct Finished {
   Usage usage;
   Timings timings;
   StopDetail detail = StopDetail::none;
+  std::optional<CacheMiss> miss;  // why no more of the prompt was cached, if it differs from something cached
 };
 
 using Event = std::variant<PromptProgress, Token, Finished>;

@@ -61,6 +61,7 @@ void Scheduler::admit(Pending pending) {
 
 // At least the prompt's last token is computed: its logits are wanted.
 void Scheduler::reuse_cached(Sequence& s) {
+  s.miss = cache_.explain(s.tokens);
   const Snapshot* const snapshot = cache_.find(s.tokens, s.n_prompt - 1);
   if (snapshot == nullptr) {
     ++totals_.cache_misses;

@@ -8,7 +8,8 @@
 //   or those whose tokens the host chooses.
 // - A sequence is admitted if it can be finished: the KV blocks for all its tokens and its state slots are
 // promised
-//   before it starts. What nobody has been promised is the prefix cache's, oldest out first.
+//   before it starts. What nobody has been promised is the prefix cache's, which gives up what
+//   saves the least work.
 // - A step that fails ends the requests of that step, and no others.
 #pragma once
 

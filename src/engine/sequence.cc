@@ -65,6 +65,7 @@ void Sequence::finish(Finish how, int32_t stop_id, Fault fault, std::string erro
   event.timings.ttft_ms = event.timings.queued_ms + event.timings.prefill_ms;
   event.timings.decode_ms = wrote ? ms_between(first_token_at, now) : 0;
   if (request.constraint != nullptr) event.detail = request.constraint->detail();
+  event.miss = std::move(miss);
   channel->push(std::move(event));
 }
 

@@ -42,6 +42,7 @@ struct Sequence {
   int32_t n_prompt;
   int32_t n_limit;  // tokens, at most
   int32_t n_cached = 0;
+  std::optional<CacheMiss> miss;
   int32_t n_submitted = 0, n_done = 0;
   int in_flight = 0;
 

@@ -210,6 +210,10 @@ TEST_P(EngineOf, AnEditedPromptResumesWhereItStillAgrees) {
     const Answer answer = read_all(engine->generate(std::move(request)));
     EXPECT_EQ(answer.ids, expected);
     if (ending != 1) EXPECT_EQ(answer.finished.usage.cached_tokens, 70);
+    if (ending != 1) {
+      ASSERT_TRUE(answer.finished.miss);
+      EXPECT_GE(answer.finished.miss->position, 70);
+    }
   }
   EXPECT_GT(script->n_copies(), 0) << "the second block is shared up to its sixth position only";
 }

@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <numeric>
+#include <optional>
 #include <random>
 
 #include "engine/kv_blocks.h"
@@ -136,6 +138,92 @@ TEST(PrefixCache, EvictsWhatWasNotUsedLongest) {
   EXPECT_FALSE(cache.evict());
 }
 
+std::vector<int32_t> count_from(int32_t first, int n) {
+  std::vector<int32_t> tokens(static_cast<size_t>(n));
+  std::iota(tokens.begin(), tokens.end(), first);
+  return tokens;
+}
+
+TEST(PrefixCache, SmallRequestsDoNotDriveOutALongConversation) {
+  PrefixCache cache;
+  const std::vector<int32_t> conversation = count_from(0, 5000);
+  cache.insert(snapshot(conversation));
+  for (int32_t i = 0; i < 200; ++i) {
+    cache.insert(snapshot(count_from(10000 + 100 * i, 20)));
+    if (cache.size() > 3) {
+      ASSERT_TRUE(cache.evict());
+    }
+    ASSERT_TRUE(cache.contains(conversation)) << i;
+  }
+  // But it ages. With two others kept, each is worth 50 more than the one that went two before it.
+  for (int32_t i = 0; i < 400; ++i) {
+    cache.insert(snapshot(count_from(100000 + 100 * i, 50)));
+    if (cache.size() > 3) {
+      ASSERT_TRUE(cache.evict());
+    }
+  }
+  EXPECT_FALSE(cache.contains(conversation));
+}
+
+TEST(PrefixCache, WhatOnlyAShortStretchIsLostOfGoesFirst) {
+  PrefixCache cache;
+  cache.insert(snapshot(count_from(0, 1000)));
+  cache.insert(snapshot(count_from(0, 1010)));  // 10 tokens more than the one before
+  cache.insert(snapshot(count_from(5000, 100)));
+  EXPECT_TRUE(cache.evict());
+  EXPECT_FALSE(cache.contains(count_from(0, 1010)));
+  EXPECT_TRUE(cache.evict());
+  EXPECT_FALSE(cache.contains(count_from(5000, 100)));
+  EXPECT_TRUE(cache.contains(count_from(0, 1000)));
+}
+
+TEST(PrefixCache, WhatItsPrefixLosesALongerSnapshotSaves) {
+  PrefixCache cache;
+  cache.insert(snapshot(count_from(0, 60)));
+  cache.insert(snapshot(count_from(0, 130)));  // saves 70, and 130 once the 60 are gone
+  cache.insert(snapshot(count_from(5000, 100)));
+  EXPECT_TRUE(cache.evict());
+  EXPECT_FALSE(cache.contains(count_from(0, 60)));
+  EXPECT_TRUE(cache.evict());
+  EXPECT_TRUE(cache.contains(count_from(0, 130)));
+}
+
+TEST(PrefixCache, ASessionInUseIsPinnedAtItsEnd) {
+  PrefixCache cache;
+  cache.insert(snapshot(count_from(0, 10), "chat", Snapshot::Kind::stable));
+  cache.insert(snapshot(count_from(0, 20), "chat"));
+  cache.insert(snapshot(count_from(5000, 3000)));
+  cache.insert(snapshot(count_from(9000, 3000)));
+  EXPECT_TRUE(cache.evict());
+  EXPECT_TRUE(cache.evict());
+  EXPECT_TRUE(cache.evict());
+  EXPECT_EQ(cache.size(), 1);
+  EXPECT_TRUE(cache.contains(count_from(0, 20)));
+  EXPECT_TRUE(cache.evict()) << "pinned or not, memory is given back where a request needs it";
+}
+
+TEST(PrefixCache, ExplainsWhereAPromptDiffers) {
+  PrefixCache cache;
+  EXPECT_FALSE(cache.explain(count_from(0, 30)));
+  cache.insert(snapshot(count_from(0, 20)));
+  cache.insert(snapshot(count_from(0, 10)));
+  EXPECT_FALSE(cache.explain(count_from(0, 30))) << "goes on from all that is known";
+  EXPECT_FALSE(cache.explain(count_from(500, 30))) << "nothing in common";
+  EXPECT_FALSE(cache.explain(count_from(0, 15))) << "ends within what is known";
+  std::vector<int32_t> prompt = count_from(0, 30);
+  prompt[12] = 77;
+  const std::optional<CacheMiss> miss = cache.explain(prompt);
+  ASSERT_TRUE(miss);
+  EXPECT_EQ(miss->position, 12);
+  EXPECT_EQ(miss->before, count_from(4, 8));
+  EXPECT_EQ(miss->known, count_from(12, 8));
+  EXPECT_EQ(miss->asked, (std::vector<int32_t>{77, 13, 14, 15, 16, 17, 18, 19}));
+  prompt = count_from(0, 30);
+  prompt[10] = 77;  // right behind a snapshot, which another one goes on from
+  ASSERT_TRUE(cache.explain(prompt));
+  EXPECT_EQ(cache.explain(prompt)->position, 10);
+}
+
 TEST(PrefixCache, ASessionKeepsOneSnapshotOfEachKind) {
   PrefixCache cache;
   cache.insert(snapshot({1}, "a"));
@@ -145,6 +233,8 @@ TEST(PrefixCache, ASessionKeepsOneSnapshotOfEachKind) {
   EXPECT_EQ(cache.size(), 3);
   EXPECT_FALSE(cache.contains(std::vector<int32_t>{1}));
   EXPECT_TRUE(cache.contains(std::vector<int32_t>{7}));
+  cache.insert(snapshot({8, 8}, "a"));
+  EXPECT_TRUE(cache.contains(std::vector<int32_t>{1, 2, 3})) << "another request of the session";
 }
 
 }  // namespace
