@@ -20,6 +20,7 @@ struct Options {
   server::HttpOptions http;
   int parallel = 4;
   int queue = 64;
+  uint64_t memory = 0;  // bytes
   bool preserve_thinking = false;
   std::string replay = "on";
   bool quiet = false;
@@ -74,6 +75,7 @@ int run(Options o) {
   const std::string folder = find_model(o.model.model);
   engine::LoadOptions load = load_options(o.model);
   load.memory.max_sequences = o.parallel;
+  load.memory.budget_bytes = static_cast<int64_t>(o.memory);
   engine::Assistant assistant(folder, load, {.max_sequences = o.parallel, .queue_capacity = o.queue});
   if (o.replay == "off") assistant.set_replay(0);
   const engine::MemoryPlan& memory = assistant.model()->memory();
@@ -133,6 +135,10 @@ void add_serve(CLI::App& app, Action& action) {
   command->add_option("--queue", options->queue, "Requests that may wait; more are refused with 503")
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();
+  command
+      ->add_option("--memory", options->memory,
+                   "Bytes that weights, states and KV may take, as in 20GB; 0: what the device has")
+      ->transform(CLI::AsSizeValue(true));
   command->add_flag("--preserve-thinking", options->preserve_thinking,
                     "Keep the thinking of earlier turns in prompts, where a request does not say");
   command

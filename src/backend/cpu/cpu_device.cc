@@ -1,4 +1,3 @@
-#include <unistd.h>
 
 #include <algorithm>
 #include <fstream>
@@ -8,6 +7,7 @@
 #include "backend/cpu/kernels/targets.h"
 #include "backend/cpu/program.h"
 #include "base/error.h"
+#include "base/memory_limit.h"
 #include "model/checkpoint.h"
 
 #if defined(__APPLE__)
@@ -32,10 +32,8 @@ std::string processor_name() {
   return "CPU";
 }
 
-int64_t physical_memory() {
-  const int64_t pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
-  return pages > 0 && page_bytes > 0 ? pages * page_bytes : 0;
-}
+// The rest is for the program itself, the system and the page cache.
+constexpr double kMemoryShare = 0.92;
 
 // Context from which the splits of a cache go to several threads (D7).
 constexpr int64_t kFixedBlocksFrom = 512;
@@ -47,7 +45,7 @@ class CpuDevice final : public Device {
     info_.backend = "cpu";
     info_.name = fmt::format("{}, {} thread{}, {}", processor_name(), pool_.n_threads(),
                              pool_.n_threads() == 1 ? "" : "s", to_string(current_target()));
-    info_.memory_bytes = physical_memory();
+    info_.memory_bytes = static_cast<int64_t>(static_cast<double>(memory_limit()) * kMemoryShare);
   }
 
   const DeviceInfo& info() const override { return info_; }
