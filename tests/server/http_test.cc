@@ -335,7 +335,7 @@ TEST_F(Http, AHungStepFailsItsRequest) {
 }
 
 TEST_F(Http, WaitingInTheQueueIsNotAHungStep) {
-  start({}, {.step_timeout = 300ms}, {.max_sequences = 1, .queue_capacity = 4});
+  start({}, {.step_timeout = 1s}, {.max_sequences = 1, .queue_capacity = 4});
   executor_->hold();
   Connection first(port_), second(port_);
   first.post("/v1/chat/completions", kHello);
@@ -344,7 +344,7 @@ TEST_F(Http, WaitingInTheQueueIsNotAHungStep) {
   EXPECT_TRUE(eventually([&] { return assistant_->engine().stats().n_waiting == 1; }));
   // A step from time to time, slower than the second one would wait for.
   for (int i = 0; i < 6; ++i) {
-    std::this_thread::sleep_for(150ms);
+    std::this_thread::sleep_for(250ms);
     executor_->allow(1);
   }
   executor_->allow(-1);
