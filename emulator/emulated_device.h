@@ -46,6 +46,13 @@ struct Finding {
 };
 const char* to_string(Finding::Kind kind);
 
+// Bytes of a buffer that kernels may write, which a dispatch read or wrote.
+struct Touched {
+  const metal::Buffer* buffer = nullptr;
+  size_t begin = 0, end = 0;
+  bool is_write = false;
+};
+
 // One executed dispatch. Bytes are of device memory and 0 in the plain build.
 struct DispatchCounters {
   std::string kernel;
@@ -56,6 +63,8 @@ struct DispatchCounters {
   uint64_t n_threadgroup_barriers = 0;             // executed, summed over threadgroups
   uint64_t bytes_read = 0, bytes_written = 0;      // distinct
   uint64_t traffic_read = 0, traffic_written = 0;  // with repetitions
+  // With Options::keep_accesses: sorted by buffer, kind and place; the arguments of an indirect dispatch too.
+  std::vector<Touched> touched;
 };
 
 struct Options {
@@ -66,6 +75,7 @@ struct Options {
   int max_delay_us = 0;  // random delays before command buffers start and before events are signalled
   int n_threads = 0;     // 0: all cores
   bool keep_counters = false;
+  bool keep_accesses = false;  // DispatchCounters::touched; traced libraries only
   // This command buffer (order of commit, from 0) ends in error without executing, as after a GPU's fault;
   // -1: none.
   int64_t failing_command_buffer = -1;

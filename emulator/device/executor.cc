@@ -6,6 +6,7 @@
 #include <chrono>
 #include <numeric>
 #include <thread>
+#include <tuple>
 
 #include "emulator/runtime/trace.h"
 #include "emulator/runtime/worker.h"
@@ -28,6 +29,20 @@ void join(std::vector<ByteRange>& ranges) {
     else ranges[n++] = r;
   }
   ranges.resize(n);
+}
+
+void join(std::vector<Touched>& touched) {
+  const auto key = [](const Touched& t) { return std::tuple(t.buffer, t.is_write, t.begin); };
+  std::sort(touched.begin(), touched.end(),
+            [&](const Touched& a, const Touched& b) { return key(a) < key(b); });
+  size_t n = 0;
+  for (const Touched& t : touched) {
+    const bool goes_on = n != 0 && touched[n - 1].buffer == t.buffer &&
+                         touched[n - 1].is_write == t.is_write && t.begin <= touched[n - 1].end;
+    if (goes_on) touched[n - 1].end = std::max(touched[n - 1].end, t.end);
+    else touched[n++] = t;
+  }
+  touched.resize(n);
 }
 
 }  // namespace
@@ -105,6 +120,7 @@ Executor::Outcome Executor::dispatch(const DispatchCommand& command, uint32_t se
   d.seed = options_.seed;
   d.shuffle = options_.shuffle;
   d.traced = command.pipeline->traced();
+  d.keeps_accesses = options_.keep_accesses;
   d.names = &names_;
   d.findings = &findings_;
   outcome.completed = check(command);
@@ -136,6 +152,8 @@ Executor::Outcome Executor::dispatch(const DispatchCommand& command, uint32_t se
   outcome.counters.bytes_written = d.bytes[1];
   outcome.counters.traffic_read = d.traffic[0];
   outcome.counters.traffic_written = d.traffic[1];
+  join(d.touched);
+  outcome.counters.touched = std::move(d.touched);
   return outcome;
 }
 
@@ -202,6 +220,9 @@ bool Executor::read_indirect(const DispatchCommand& command, uint32_t serial, Di
   const char* source = buffer.data() + command.indirect_offset;
   std::copy_n(source, sizeof dispatch.launch.groups, reinterpret_cast<char*>(dispatch.launch.groups));
   if (buffer.shadow() != nullptr) {
+    if (dispatch.keeps_accesses)
+      dispatch.touched.push_back(
+          {&buffer, command.indirect_offset, command.indirect_offset + sizeof dispatch.launch.groups, false});
     AccessRecord access;
     access.dispatch = serial;
     access.group = kNoGroup;
@@ -245,6 +266,7 @@ void Executor::bind(const DispatchCommand& command, Dispatch& dispatch) {
                                    fmt::format("bytes of argument {}", index),
                                    true,
                                    nullptr,
+                                   nullptr,
                                    false,
                                    {},
                                    {}});
@@ -259,6 +281,7 @@ void Executor::bind(const DispatchCommand& command, Dispatch& dispatch) {
     memory.label = buffer.label();
     memory.immutable = buffer.immutable();
     memory.shadow = buffer.shadow();
+    memory.buffer = &buffer;
     memory.declared = !command.accesses.empty();
     for (const metal::Access& a : command.accesses) {
       if (a.buffer != &buffer) continue;

@@ -3,10 +3,12 @@
 
 #include <atomic>
 #include <cstdint>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "emulator/emulated_device.h"
 #include "emulator/runtime/findings.h"
 #include "emulator/shim/msl_runtime.h"
 
@@ -26,6 +28,7 @@ struct BoundMemory {
   std::string label;
   bool immutable = false;
   BufferShadow* shadow = nullptr;  // null: neither races nor bytes are counted
+  const metal::Buffer* buffer = nullptr;
   // If the dispatch declared anything: what of this memory, sorted and without overlaps.
   bool declared = false;
   std::vector<ByteRange> readable, writable;
@@ -50,6 +53,9 @@ struct Dispatch {
   std::atomic<bool> failed{false};
   std::atomic<uint64_t> n_barriers{0};
   std::atomic<uint64_t> bytes[2] = {}, traffic[2] = {};  // read, written
+  bool keeps_accesses = false;
+  std::mutex touched_mutex;
+  std::vector<Touched> touched;
 
   uint32_t n_groups() const { return launch.groups[0] * launch.groups[1] * launch.groups[2]; }
   uint32_t n_threads() const { return launch.threads[0] * launch.threads[1] * launch.threads[2]; }

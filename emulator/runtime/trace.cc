@@ -51,6 +51,10 @@ void Trace::end_dispatch() {
     dispatch_->bytes[k] += std::exchange(bytes_[k], 0);
     dispatch_->traffic[k] += std::exchange(traffic_[k], 0);
   }
+  if (touched_.empty()) return;
+  const std::lock_guard lock(dispatch_->touched_mutex);
+  dispatch_->touched.insert(dispatch_->touched.end(), touched_.begin(), touched_.end());
+  touched_.clear();
 }
 
 AccessRecord Trace::record(const Thread& thread, bool threadgroup_memory, bool is_atomic,
@@ -85,8 +89,11 @@ void Trace::access(const Thread& thread, const volatile void* address, size_t si
   AccessRecord other;
   Clash found = Clash::none;
   const auto offset = static_cast<size_t>(p - memory.range.begin);
-  bytes_[is_write] += memory.shadow->add(offset, size, access, is_write, !memory.immutable,
-                                         dispatch_->interval_start, found, other);
+  const uint32_t n_new = memory.shadow->add(offset, size, access, is_write, !memory.immutable,
+                                            dispatch_->interval_start, found, other);
+  bytes_[is_write] += n_new;
+  if (n_new != 0 && dispatch_->keeps_accesses && !memory.immutable)
+    touched_.push_back({memory.buffer, offset, offset + size, is_write});
   if (found != Clash::none)
     report_race(found, access, other, is_write, size, fmt::format("{}+{}", memory.label, offset));
 }

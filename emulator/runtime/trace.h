@@ -54,6 +54,7 @@ class Trace {
   };
   Hit hits_[2];
   uint64_t bytes_[2] = {}, traffic_[2] = {};
+  std::vector<Touched> touched_;
   // Pages with none of the GPU's memory, such as the kernel's constants.
   static constexpr size_t kForeign = 16;
   uintptr_t foreign_[kForeign] = {};

@@ -119,7 +119,7 @@ void MetalProgram::encode(Flight& flight, const std::vector<Group>& run, uint64_
       continue;
     }
     if (encoder == nullptr) encoder = &commands->make_encoder();
-    else if (static_cast<int>(g) != left_out_) encoder->memory_barrier();
+    else if (!left_out_.contains(static_cast<int>(g))) encoder->memory_barrier();
     for (const Group::Item& item : run[g].items) {
       const auto op = static_cast<size_t>(item.op), i = static_cast<size_t>(item.dispatch);
       const Dispatch& d = lowered_.ops[op].dispatches[i];

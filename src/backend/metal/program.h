@@ -5,6 +5,7 @@
 
 #include <array>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "backend/backend.h"
@@ -27,8 +28,8 @@ class MetalProgram final : public backend::Program {
   void run_ops(const backend::StepInputs& inputs, int first, int last) override;
 
   const Lowered& lowered() const { return lowered_; }
-  // For tests of barrier placement: the barrier in front of this group of every step is left out; -1: none.
-  void leave_out_barrier(int group) { left_out_ = group; }
+  // For tests of barrier placement: the barriers in front of these groups of every step are left out.
+  void leave_out_barriers(std::set<int> groups) { left_out_ = std::move(groups); }
 
  private:
   struct Flight {
@@ -65,7 +66,7 @@ class MetalProgram final : public backend::Program {
   std::vector<Access> accesses_;  // of the dispatch being encoded
   uint64_t n_submitted_ = 0, n_waited_ = 0, n_signalled_ = 0;
   int current_ = 0;  // the flight whose step was last
-  int left_out_ = -1;
+  std::set<int> left_out_;
 };
 
 }  // namespace lily::metal

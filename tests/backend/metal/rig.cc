@@ -6,7 +6,9 @@
 #include "lily_metal_kernels_emulated.h"
 #include "lily_metal_tensor_kernels.h"
 #include "lily_metal_tensor_kernels_emulated.h"
+#include "model/synth.h"
 #include "tests/support/golden.h"
+#include "tests/support/temp_folder.h"
 
 namespace lily::test {
 
@@ -20,6 +22,7 @@ EmulatedMetal make_emulated_metal(const model::Checkpoint& checkpoint, const Emu
                              .shuffle = options.seed != 0,
                              .max_delay_us = options.max_delay_us,
                              .keep_counters = options.keep_counters,
+                             .keep_accesses = options.keep_accesses,
                              .on_finding = options.on_finding};
   if (options.tensor_ops) {
     emulated.limits.apple_family = 10;
@@ -39,6 +42,23 @@ EmulatedMetal make_emulated_metal(const model::Checkpoint& checkpoint, const Emu
 
 const model::Checkpoint& tiny_checkpoint() {
   static const model::Checkpoint checkpoint = model::Checkpoint::open(kTinyModel);
+  return checkpoint;
+}
+
+const model::Checkpoint& small_checkpoint() {
+  static const TempFolder folder;
+  static const model::Checkpoint checkpoint = [] {
+    model::Dims dims = model::lily_tiny();
+    dims.n_layers = 5;
+    dims.hidden = 128;
+    dims.vocab = 512;
+    dims.n_q_heads = 4;
+    dims.n_experts = 16;
+    dims.expert_width = dims.shared_width = 64;
+    ThreadPool pool(1);
+    model::write_synthetic(dims, folder.path() / "model", {}, pool, {});
+    return model::Checkpoint::open(folder.path() / "model");
+  }();
   return checkpoint;
 }
 

@@ -31,7 +31,7 @@ struct EmulatedOptions {
   bool traced = false;
   uint64_t seed = 0;  // 0: in program order, else shuffled
   int max_delay_us = 0;
-  bool keep_counters = false;
+  bool keep_counters = false, keep_accesses = false;
   bool tensor_ops = false;  // a chip with matrix units, as M5
   emulator::Options::OnFinding on_finding = emulator::Options::OnFinding::fail;
 };
@@ -39,6 +39,10 @@ EmulatedMetal make_emulated_metal(const model::Checkpoint& checkpoint, const Emu
 
 // lily-tiny, opened once a process.
 const model::Checkpoint& tiny_checkpoint();
+
+// Random weights in the same architecture and file format, with five narrow layers: for traced steps. Made
+// once a process, in a temporary folder.
+const model::Checkpoint& small_checkpoint();
 
 // Inputs of a step, owned. Sequence i has blocks i * blocks_a_sequence ..., reads state slot `src` and writes
 // slot `dst`.
