@@ -1,10 +1,7 @@
 #include "base/sha256.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <bit>
-#include <cstring>
 
 namespace lily {
 namespace {
@@ -22,11 +19,13 @@ constexpr std::array<uint32_t, 64> kRound = {
 
 }  // namespace
 
-void Sha256::block(const uint8_t* bytes) {
+Sha256::Sha256()
+    : BlockHash(
+          {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19}) {}
+
+void Sha256::mix(const std::array<uint32_t, 16>& words) {
   std::array<uint32_t, 64> w;
-  for (size_t i = 0; i < 16; ++i)
-    w[i] = static_cast<uint32_t>(bytes[4 * i]) << 24 | static_cast<uint32_t>(bytes[4 * i + 1]) << 16 |
-           static_cast<uint32_t>(bytes[4 * i + 2]) << 8 | bytes[4 * i + 3];
+  std::copy(words.begin(), words.end(), w.begin());
   for (size_t i = 16; i < 64; ++i) {
     const uint32_t s0 = std::rotr(w[i - 15], 7) ^ std::rotr(w[i - 15], 18) ^ (w[i - 15] >> 3);
     const uint32_t s1 = std::rotr(w[i - 2], 17) ^ std::rotr(w[i - 2], 19) ^ (w[i - 2] >> 10);
@@ -42,28 +41,6 @@ void Sha256::block(const uint8_t* bytes) {
   }
   const std::array<uint32_t, 8> sum = {a, b, c, d, e, f, g, h};
   for (size_t i = 0; i < 8; ++i) state_[i] += sum[i];
-}
-
-void Sha256::update(std::string_view bytes) {
-  while (!bytes.empty()) {
-    const size_t filled = n_bytes_ % 64, n = std::min(bytes.size(), 64 - filled);
-    std::memcpy(buffer_.data() + filled, bytes.data(), n);
-    n_bytes_ += n;
-    bytes.remove_prefix(n);
-    if (filled + n == 64) block(buffer_.data());
-  }
-}
-
-std::string Sha256::finish_hex() {
-  const uint64_t n_bits = 8 * n_bytes_;
-  update("\x80");
-  while (n_bytes_ % 64 != 56) update(std::string_view("\0", 1));
-  std::string length;
-  for (int shift = 56; shift >= 0; shift -= 8) length.push_back(static_cast<char>(n_bits >> shift));
-  update(length);
-  std::string hex;
-  for (const uint32_t word : state_) hex += fmt::format("{:08x}", word);
-  return hex;
 }
 
 std::string sha256_hex(std::string_view bytes) {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <span>
 #include <vector>
 
@@ -12,11 +11,11 @@
 
 namespace lily::hub {
 
-void Sha1::block(const uint8_t* bytes) {
+Sha1::Sha1() : BlockHash({0x67452301, 0xefcdab89, 0x98badcfe, 0x10325476, 0xc3d2e1f0}) {}
+
+void Sha1::mix(const std::array<uint32_t, 16>& words) {
   std::array<uint32_t, 80> w;
-  for (size_t i = 0; i < 16; ++i)
-    w[i] = static_cast<uint32_t>(bytes[4 * i]) << 24 | static_cast<uint32_t>(bytes[4 * i + 1]) << 16 |
-           static_cast<uint32_t>(bytes[4 * i + 2]) << 8 | bytes[4 * i + 3];
+  std::copy(words.begin(), words.end(), w.begin());
   for (size_t i = 16; i < 80; ++i) w[i] = std::rotl(w[i - 3] ^ w[i - 8] ^ w[i - 14] ^ w[i - 16], 1);
   auto [a, b, c, d, e] = state_;
   for (size_t i = 0; i < 80; ++i) {
@@ -30,28 +29,6 @@ void Sha1::block(const uint8_t* bytes) {
   }
   const std::array<uint32_t, 5> sum = {a, b, c, d, e};
   for (size_t i = 0; i < 5; ++i) state_[i] += sum[i];
-}
-
-void Sha1::update(std::string_view bytes) {
-  while (!bytes.empty()) {
-    const size_t filled = n_bytes_ % 64, n = std::min(bytes.size(), 64 - filled);
-    std::memcpy(buffer_.data() + filled, bytes.data(), n);
-    n_bytes_ += n;
-    bytes.remove_prefix(n);
-    if (filled + n == 64) block(buffer_.data());
-  }
-}
-
-std::string Sha1::finish_hex() {
-  const uint64_t n_bits = 8 * n_bytes_;
-  update("\x80");
-  while (n_bytes_ % 64 != 56) update(std::string_view("\0", 1));
-  std::string length;
-  for (int shift = 56; shift >= 0; shift -= 8) length.push_back(static_cast<char>(n_bits >> shift));
-  update(length);
-  std::string hex;
-  for (const uint32_t word : state_) hex += fmt::format("{:08x}", word);
-  return hex;
 }
 
 namespace {

@@ -10,21 +10,18 @@
 #include <string>
 #include <string_view>
 
+#include "base/block_hash.h"
 #include "base/sha256.h"
 
 namespace lily::hub {
 
-class Sha1 {
+class Sha1 : public BlockHash<Sha1, 5> {
  public:
-  void update(std::string_view bytes);
-  std::string finish_hex();  // 40 lower-case hexadecimal digits; ends the computation
+  Sha1();
 
  private:
-  void block(const uint8_t* bytes);  // 64 of them
-
-  std::array<uint32_t, 5> state_ = {0x67452301, 0xefcdab89, 0x98badcfe, 0x10325476, 0xc3d2e1f0};
-  std::array<uint8_t, 64> buffer_{};
-  uint64_t n_bytes_ = 0;
+  friend BlockHash;
+  void mix(const std::array<uint32_t, 16>& words);
 };
 
 // Whether this is the name of a blob: 64 or 40 lower-case hexadecimal digits. A name that passes is a safe
