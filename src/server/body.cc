@@ -2,11 +2,10 @@
 
 #include <cmath>
 #include <cstdlib>
-#include <unordered_set>
 #include <utility>
-#include <vector>
 
 #include "base/printable.h"
+#include "text/json_builder.h"
 
 namespace lily::server {
 namespace {
@@ -20,70 +19,35 @@ std::string shown(const Json& value) {
   return text;
 }
 
-// Builds the document bottom up, so that depth costs no stack while reading and equal keys are found at once.
-class Builder final : public nlohmann::json_sax<Json> {
+// Refuses what text::JsonBuilder would take: depth, and equal keys.
+class Builder final : public text::JsonBuilder {
  public:
-  bool null() override { return add(nullptr); }
-  bool boolean(bool value) override { return add(value); }
-  bool number_integer(number_integer_t value) override { return add(value); }
-  bool number_unsigned(number_unsigned_t value) override { return add(value); }
-  bool number_float(number_float_t value, const string_t& text) override {
-    if (text.find_first_of(".eE") != std::string::npos) return add(value);
-    return add(Json::binary({text.begin(), text.end()}, kBigInteger));
-  }
-  bool string(string_t& value) override { return add(std::move(value)); }
-  bool binary(binary_t&) override { return false; }
   bool key(string_t& name) override {
-    if (!open_.back().keys.insert(name).second) {
+    if (open_.back().index_of.contains(name)) {
       const std::string at = path(name);
       throw ApiError::bad_field(at, fmt::format("{}: the key appears twice in one object", printable(at)));
     }
-    open_.back().key = std::move(name);
-    return true;
+    return JsonBuilder::key(name);
   }
-  bool start_object(size_t) override { return open(Json::object()); }
-  bool start_array(size_t) override { return open(Json::array()); }
-  bool end_object() override { return close(); }
-  bool end_array() override { return close(); }
+  bool start_object(size_t n) override {
+    check_depth();
+    return JsonBuilder::start_object(n);
+  }
+  bool start_array(size_t n) override {
+    check_depth();
+    return JsonBuilder::start_array(n);
+  }
   bool parse_error(size_t position, const std::string&, const nlohmann::detail::exception& error) override {
     if (dynamic_cast<const nlohmann::json::out_of_range*>(&error) != nullptr)
       throw ApiError::bad_request("the body is not valid JSON: a number is out of range");
     throw ApiError::bad_request(fmt::format("the body is not valid JSON: error at byte {}", position));
   }
 
-  Json document;
-
  private:
-  static constexpr uint8_t kBigInteger = 1;  // as text::parse_json writes them
-
-  struct Open {
-    Json value;
-    std::string key;
-    std::unordered_set<std::string> keys;
-  };
-
-  bool open(Json value) {
+  void check_depth() const {
     if (open_.size() == kMaxRequestDepth)
       throw ApiError::bad_request(
           fmt::format("the body is nested more than {} levels deep", kMaxRequestDepth));
-    open_.push_back({std::move(value), {}, {}});
-    return true;
-  }
-  bool close() {
-    Json value = std::move(open_.back().value);
-    open_.pop_back();
-    return add(std::move(value));
-  }
-  bool add(Json value) {
-    if (open_.empty()) {
-      document = std::move(value);
-      return true;
-    }
-    Open& parent = open_.back();
-    // The object is a vector of pairs, whose own insertion looks for the key among all.
-    if (parent.value.is_array()) parent.value.push_back(std::move(value));
-    else parent.value.get_ref<Json::object_t&>().emplace_back(parent.key, std::move(value));
-    return true;
   }
   // messages[2].content
   std::string path(std::string_view key) const {
@@ -99,8 +63,6 @@ class Builder final : public nlohmann::json_sax<Json> {
     if (!out.empty()) out += '.';
     return out.append(key);
   }
-
-  std::vector<Open> open_;
 };
 
 }  // namespace
@@ -110,7 +72,7 @@ Json parse_json(std::string_view text) {
   if (const size_t nul = text.find('\0'); nul != std::string_view::npos)
     throw ApiError::bad_request(fmt::format("the body is not valid JSON: byte {} is zero", nul));
   Builder builder;
-  Json::sax_parse(text.begin(), text.end(), static_cast<nlohmann::json_sax<Json>*>(&builder));
+  builder.read(text);
   return std::move(builder.document);
 }
 

@@ -3,78 +3,14 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "text/json_builder.h"
 
 namespace lily::text {
 namespace {
-
-constexpr uint8_t kBigInteger = 1;  // subtype of the binary value that holds an integer's digits
-
-// Builds the document bottom up without recursion. The library's own builder looks for each key among all
-// keys of its object, which is quadratic.
-class Builder final : public nlohmann::json_sax<ordered_json> {
- public:
-  bool null() override { return add(nullptr); }
-  bool boolean(bool value) override { return add(value); }
-  bool number_integer(number_integer_t value) override { return add(value); }
-  bool number_unsigned(number_unsigned_t value) override { return add(value); }
-  bool number_float(number_float_t value, const string_t& text) override {
-    if (text.find_first_of(".eE") != std::string::npos) return add(value);
-    return add(ordered_json::binary({text.begin(), text.end()}, kBigInteger));
-  }
-  bool string(string_t& value) override { return add(std::move(value)); }
-  bool binary(binary_t&) override { return false; }
-  bool key(string_t& name) override {
-    open_.back().key = std::move(name);
-    return true;
-  }
-  bool start_object(size_t) override { return open(ordered_json::object()); }
-  bool start_array(size_t) override { return open(ordered_json::array()); }
-  bool end_object() override { return close(); }
-  bool end_array() override { return close(); }
-  bool parse_error(size_t, const std::string&, const nlohmann::detail::exception&) override { return false; }
-
-  ordered_json document;
-
- private:
-  struct Open {
-    ordered_json value;
-    std::string key;
-    std::unordered_map<std::string, size_t> index_of;  // of keys, for objects
-  };
-
-  bool open(ordered_json value) {
-    open_.push_back({std::move(value), {}, {}});
-    return true;
-  }
-  bool close() {
-    ordered_json value = std::move(open_.back().value);
-    open_.pop_back();
-    return add(std::move(value));
-  }
-  bool add(ordered_json value) {
-    if (open_.empty()) {
-      document = std::move(value);
-      return true;
-    }
-    Open& parent = open_.back();
-    if (parent.value.is_array()) {
-      parent.value.push_back(std::move(value));
-      return true;
-    }
-    auto& members = parent.value.get_ref<ordered_json::object_t&>();  // a vector of pairs
-    const auto [at, is_new] = parent.index_of.emplace(parent.key, members.size());
-    if (is_new) members.emplace_back(parent.key, std::move(value));
-    else members.begin()[static_cast<ptrdiff_t>(at->second)].second = std::move(value);
-    return true;
-  }
-
-  std::vector<Open> open_;
-};
 
 void append_float(double value, std::string& out) {
   if (std::isnan(value)) {
@@ -126,8 +62,8 @@ void append_scalar(const ordered_json& value, std::string& out) {
 }  // namespace
 
 std::optional<ordered_json> parse_json(std::string_view text) {
-  Builder builder;
-  if (!ordered_json::sax_parse(text.begin(), text.end(), &builder)) return std::nullopt;
+  JsonBuilder builder;
+  if (!builder.read(text)) return std::nullopt;
   return std::move(builder.document);
 }
 
