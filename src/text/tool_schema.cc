@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "text/json_reference.h"
 #include "text/json_text.h"
 
 namespace lily::text {
@@ -57,14 +58,7 @@ class Resolver {
   const ordered_json* reference(const ordered_json& schema) const {
     const auto at = schema.find("$ref");
     if (at == schema.end() || !at->is_string()) return nullptr;
-    const auto& text = at->get_ref<const std::string&>();
-    if (!text.starts_with('#')) return nullptr;
-    try {
-      const ordered_json::json_pointer pointer(text.substr(1));
-      return root_.contains(pointer) ? &root_.at(pointer) : nullptr;
-    } catch (const ordered_json::exception&) {  // not a pointer: the client's schema is not ours to correct
-      return nullptr;
-    }
+    return resolve_reference(root_, at->get_ref<const std::string&>());
   }
 
   std::optional<uint8_t> any_of(const ordered_json& schema, const char* name, int depth) {

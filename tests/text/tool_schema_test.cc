@@ -35,9 +35,10 @@ TEST(ToolSchema, Types) {
 
 TEST(ToolSchema, References) {
   const char* root =
-      R"({"$defs": {"Item": {"type": "object"}, "Loop": {"$ref": "#/$defs/Loop"}, "A/b": {"type": "number"}}})";
+      R"({"$defs": {"Item": {"type": "object"}, "Loop": {"$ref": "#/$defs/Loop"}, "A/b": {"type": "number"}, "c d": {"type": "null"}}})";
   EXPECT_EQ(types(R"({"$ref": "#/$defs/Item"})", root), kObject);
   EXPECT_EQ(types(R"({"$ref": "#/$defs/A~1b"})", root), kNumber);
+  EXPECT_EQ(types(R"({"$ref": "#/$defs/c%20d"})", root), kNull);
   EXPECT_EQ(types(R"({"$ref": "#/$defs/Loop"})", root), kUntyped);
   EXPECT_EQ(types(R"({"$ref": "#/$defs/None"})", root), kUntyped);
   EXPECT_EQ(types(R"({"$ref": "https://example.com/x"})", root), kUntyped);

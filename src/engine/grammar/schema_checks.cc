@@ -5,6 +5,7 @@
 #include "engine/grammar/regex.h"
 #include "engine/grammar/schema_compiler.h"
 #include "engine/grammar/schema_keywords.h"
+#include "text/json_reference.h"
 #include "text/json_text.h"
 
 namespace lily::engine::grammar {
@@ -50,47 +51,13 @@ void SchemaCompiler::check_keywords(const Part& part) {
 const ordered_json& SchemaCompiler::resolve(const Part& part, const ordered_json& reference) const {
   const std::string& text = reference.get_ref<const std::string&>();
   const std::string path = part.path + "/$ref";
-  if (!text.starts_with('#') || (text.size() > 1 && text[1] != '/'))
+  if (!text::is_local_reference(text))
     refuse(path,
            fmt::format("\"{}\" is not supported: references must point into the same schema, as #/$defs/name",
                        printable(text)));
-  const auto missing = [&]() { refuse(path, fmt::format("\"{}\" does not exist", printable(text))); };
-  const ordered_json* at = &root_;
-  for (size_t i = 1; i < text.size();) {
-    const size_t end = std::min(text.find('/', i + 1), text.size());
-    std::string key;
-    for (size_t j = i + 1; j < end; ++j) {
-      const auto digit = [&](size_t k) {
-        const char c = k < end ? text[k] : '\0';
-        return c >= '0' && c <= '9'   ? c - '0'
-               : c >= 'a' && c <= 'f' ? c - 'a' + 10
-               : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                      : -1;
-      };
-      if (text[j] == '%' && digit(j + 1) >= 0 && digit(j + 2) >= 0) {
-        key += static_cast<char>(digit(j + 1) * 16 + digit(j + 2));
-        j += 2;
-      } else {
-        key += text[j];
-      }
-    }
-    for (size_t j = 0; (j = key.find('~', j)) != std::string::npos; ++j)
-      key.replace(j, std::min<size_t>(2, key.size() - j), key.compare(j, 2, "~1") == 0 ? "/" : "~");
-    if (at->is_object()) {
-      const auto found = at->find(key);
-      if (found == at->end()) missing();
-      at = &*found;
-    } else if (at->is_array()) {
-      const bool is_index = !key.empty() && key.size() < 7 &&
-                            std::all_of(key.begin(), key.end(), [](char c) { return c >= '0' && c <= '9'; });
-      if (!is_index || std::stoul(key) >= at->size()) missing();
-      at = &(*at)[std::stoul(key)];
-    } else {
-      missing();
-    }
-    i = end;
-  }
-  return *at;
+  const ordered_json* target = text::resolve_reference(root_, text);
+  if (target == nullptr) refuse(path, fmt::format("\"{}\" does not exist", printable(text)));
+  return *target;
 }
 
 NumberBounds SchemaCompiler::number_bounds(const std::vector<Part>& atoms) const {
