@@ -150,14 +150,7 @@ class ChatWriter final : public AnswerWriter {
     return said_.end.n_complete_calls > 0 ? "tool_calls" : "stop";
   }
 
-  Json usage() const {
-    const engine::Usage& u = said_.end.usage;
-    return {{"prompt_tokens", u.prompt_tokens},
-            {"completion_tokens", u.completion_tokens},
-            {"total_tokens", u.prompt_tokens + u.completion_tokens},
-            {"prompt_tokens_details", {{"cached_tokens", u.cached_tokens}}},
-            {"completion_tokens_details", {{"reasoning_tokens", said_.end.reasoning_tokens}}}};
-  }
+  Json usage() const { return openai_usage(said_.end.usage, said_.end.reasoning_tokens); }
 
   Reply reply_;
   const text::Tokenizer& tokenizer_;
@@ -176,8 +169,7 @@ void refuse_what_is_not_supported(Body& body) {
   if (const Json* modalities = body.array("modalities"))
     for (const Json& modality : *modalities)
       if (modality != "text") body.fail("modalities", "only text is supported");
-  if (const auto n = body.integer("n", 1, 128); n && *n != 1)
-    body.fail("n", "one choice a request is supported");
+  refuse_several(body, "n");
 }
 
 void parse_reasoning(Body& body, const ServedModel& model, engine::Thinking& thinking, std::string& ignored) {

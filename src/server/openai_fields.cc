@@ -211,6 +211,19 @@ std::optional<int32_t> parse_max_tokens(Body& body, const char* name) {
   return value ? std::optional(static_cast<int32_t>(*value)) : std::nullopt;
 }
 
+void refuse_several(Body& body, const char* name) {
+  if (const auto n = body.integer(name, 1, 128); n && *n != 1)
+    body.fail(name, "one choice a request is supported");
+}
+
+Json openai_usage(const engine::Usage& usage, int32_t reasoning_tokens) {
+  return {{"prompt_tokens", usage.prompt_tokens},
+          {"completion_tokens", usage.completion_tokens},
+          {"total_tokens", usage.prompt_tokens + usage.completion_tokens},
+          {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens}}},
+          {"completion_tokens_details", {{"reasoning_tokens", reasoning_tokens}}}};
+}
+
 void add_ignored(std::string& ignored, std::string_view names) {
   if (names.empty()) return;
   if (!ignored.empty()) ignored += ", ";

@@ -1,4 +1,4 @@
-// Request fields that OpenAI's endpoints have in common.
+// Fields that OpenAI's endpoints have in common.
 #pragma once
 
 #include <optional>
@@ -27,6 +27,11 @@ void apply_effort(const std::string& effort, const std::string& path, engine::Th
 // over an effort that was applied before. Appends names that mean nothing to `ignored`.
 void parse_thinking(Body& body, engine::Thinking& thinking, std::string& ignored);
 std::optional<int32_t> parse_max_tokens(Body& body, const char* name);
+// A number of choices other than one.
+void refuse_several(Body& body, const char* name);
+
+// "usage" of completions; responses have names of their own.
+Json openai_usage(const engine::Usage& usage, int32_t reasoning_tokens);
 
 // Appends names to a list of them.
 void add_ignored(std::string& ignored, std::string_view names);

@@ -128,14 +128,7 @@ class TextWriter final : public AnswerWriter {
 
   const char* finish_reason() const { return said_.end.finish == engine::Finish::length ? "length" : "stop"; }
 
-  Json usage() const {
-    const engine::Usage& u = said_.end.usage;
-    return {{"prompt_tokens", u.prompt_tokens},
-            {"completion_tokens", u.completion_tokens},
-            {"total_tokens", u.prompt_tokens + u.completion_tokens},
-            {"prompt_tokens_details", {{"cached_tokens", u.cached_tokens}}},
-            {"completion_tokens_details", {{"reasoning_tokens", 0}}}};
-  }
+  Json usage() const { return openai_usage(said_.end.usage, 0); }
 
   Reply reply_;
   const text::Tokenizer& tokenizer_;
@@ -177,10 +170,8 @@ void parse_prompt(Body& body, const ServedModel& model, engine::TextRequest& req
 Call parse_text_completion(const Json& json, const ServedModel& model) {
   Body body(json);
   body.refuse("suffix", "filling a gap is not supported");
-  if (const auto n = body.integer("n", 1, 128); n && *n != 1)
-    body.fail("n", "one choice a request is supported");
-  if (const auto n = body.integer("best_of", 1, 128); n && *n != 1)
-    body.fail("best_of", "one choice a request is supported");
+  refuse_several(body, "n");
+  refuse_several(body, "best_of");
   engine::TextRequest request;
   Reply reply{.model = body.text("model").value_or(model.id)};
   parse_prompt(body, model, request);
