@@ -23,7 +23,7 @@ class Memory {
   int32_t& token(backend::TokenSlot slot);
   void copy_state(backend::StateSlot src, backend::StateSlot dst);
 
-  int n_kv_blocks() const { return spec_.n_kv_blocks; }
+  const backend::MemorySpec& spec() const { return spec_; }
   plan::FloatType kv_type() const { return kv_type_; }
   int64_t delta_floats() const;  // of a layer
   int64_t conv_floats() const;   // of a layer

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "backend/step_checks.h"
 #include "base/error.h"
 
 namespace lily::cuda {
@@ -16,14 +17,11 @@ T* writable(const T* p) {
 
 }  // namespace
 
-StepBuffer::StepBuffer(const plan::Plan& plan, const Memory& memory)
-    : shape_(plan.shape),
-      n_state_slots_(memory.spec().n_state_slots),
-      n_kv_blocks_(memory.spec().n_kv_blocks) {
-  const auto rows = static_cast<size_t>(shape_.rows),
-             outputs = static_cast<size_t>(std::max(shape_.outputs, 1));
+StepBuffer::StepBuffer(const plan::Plan& plan, const Memory& memory) : plan_(plan), memory_(memory.spec()) {
+  const auto rows = static_cast<size_t>(plan.shape.rows),
+             outputs = static_cast<size_t>(std::max(plan.shape.outputs, 1));
   // Every segment may reach the context bound; more than that a table cannot hold.
-  const auto blocks_per_segment = static_cast<size_t>((shape_.context + kKvBlock - 1) / kKvBlock);
+  const auto blocks_per_segment = static_cast<size_t>((plan.shape.context + kKvBlock - 1) / kKvBlock);
   max_blocks_ = static_cast<int>(std::min(rows, size_t{8}) * blocks_per_segment + rows);
   const auto layout = [&](std::byte* base) {
     size_t at = 0;
@@ -68,12 +66,9 @@ void StepBuffer::fill(const backend::StepInputs& inputs, const Stream& stream) {
   n_rows_ = static_cast<int>(inputs.tokens.size());
   n_outputs_ = static_cast<int>(inputs.output_rows.size());
   n_tokens_ = inputs.n_tokens;
-  LILY_CHECK(n_rows_ > 0 && n_rows_ <= shape_.rows, "{} rows, planned for {}", n_rows_, shape_.rows);
-  LILY_CHECK(n_outputs_ <= shape_.outputs, "{} outputs, planned for {}", n_outputs_, shape_.outputs);
+  backend::check_step(inputs, plan_, memory_);
   LILY_CHECK(std::ssize(inputs.block_table) <= max_blocks_, "a table of {} blocks, planned for {}",
              inputs.block_table.size(), max_blocks_);
-  LILY_CHECK(shape_.ending != plan::Ending::sampled || inputs.sampling.size() == inputs.output_rows.size(),
-             "{} settings for {} outputs", inputs.sampling.size(), inputs.output_rows.size());
   segments_.assign(inputs.segments.begin(), inputs.segments.end());
   *writable(host_.counts) = {n_rows_, n_outputs_, static_cast<int32_t>(segments_.size()), inputs.n_tokens};
   std::copy(inputs.tokens.begin(), inputs.tokens.end(), writable(host_.tokens));
@@ -81,20 +76,7 @@ void StepBuffer::fill(const backend::StepInputs& inputs, const Stream& stream) {
   int row = 0;
   for (size_t s = 0; s < segments_.size(); ++s) {
     const backend::Segment& seg = segments_[s];
-    LILY_CHECK(seg.first_row == row && seg.n_rows > 0 && row + seg.n_rows <= n_rows_,
-               "segment {} has rows {} + {}", s, seg.first_row, seg.n_rows);
     const int src = static_cast<int>(seg.src), dst = static_cast<int>(seg.dst);
-    LILY_CHECK(src >= -1 && src < n_state_slots_ && dst >= 0 && dst < n_state_slots_,
-               "state slots {} and {} of {}", src, dst, n_state_slots_);
-    const int64_t n_keys = int64_t{seg.position} + seg.n_rows, n_blocks = (n_keys + kKvBlock - 1) / kKvBlock;
-    LILY_CHECK(n_keys <= shape_.context, "{} tokens, planned for {}", n_keys, shape_.context);
-    LILY_CHECK(seg.first_block >= 0 && seg.first_block + n_blocks <= std::ssize(inputs.block_table),
-               "segment {} needs blocks {} + {} of a table of {}", s, seg.first_block, n_blocks,
-               inputs.block_table.size());
-    for (int64_t i = 0; i < n_blocks; ++i) {
-      const int32_t block = inputs.block_table[static_cast<size_t>(seg.first_block + i)];
-      LILY_CHECK(block >= 0 && block < n_kv_blocks_, "KV block {} of {}", block, n_kv_blocks_);
-    }
     writable(host_.segment_row)[s] = row;
     writable(host_.segment_position)[s] = seg.position;
     for (int i = 0; i < seg.n_rows; ++i, ++row) {
@@ -106,12 +88,10 @@ void StepBuffer::fill(const backend::StepInputs& inputs, const Stream& stream) {
       token_out[static_cast<size_t>(row)] = static_cast<int32_t>(seg.token_out);
     }
   }
-  LILY_CHECK(row == n_rows_, "segments cover {} of {} rows", row, n_rows_);
   writable(host_.segment_row)[segments_.size()] = row;
   std::copy(inputs.block_table.begin(), inputs.block_table.end(), writable(host_.block_table));
   for (int o = 0; o < n_outputs_; ++o) {
     const int32_t from = inputs.output_rows[static_cast<size_t>(o)];
-    LILY_CHECK(from >= 0 && from < n_rows_, "output row {}", from);
     writable(host_.output_rows)[o] = from;
     writable(host_.token_out)[o] = token_out[static_cast<size_t>(from)];
     if (!inputs.sampling.empty()) {

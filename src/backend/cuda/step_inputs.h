@@ -17,7 +17,7 @@ class StepBuffer {
  public:
   StepBuffer(const plan::Plan& plan, const Memory& memory);
 
-  // Checks the inputs against the plan's bounds and starts their copy.
+  // Checks the inputs and starts their copy.
   void fill(const backend::StepInputs& inputs, const Stream& stream);
 
   const StepView& view() const { return view_; }
@@ -28,8 +28,8 @@ class StepBuffer {
   bool one_row_each() const;  // every segment has one row
 
  private:
-  const plan::Shape shape_;
-  const int n_state_slots_, n_kv_blocks_;
+  const plan::Plan& plan_;
+  const backend::MemorySpec memory_;
   size_t n_bytes_ = 0;
   PinnedMemory pinned_;
   DeviceMemory device_, rope_;

@@ -4,6 +4,7 @@
 #include <limits>
 #include <numeric>
 
+#include "backend/step_checks.h"
 #include "base/error.h"
 #include "base/half.h"
 
@@ -137,6 +138,7 @@ void MetalProgram::submit(const StepInputs& inputs) {
   LILY_CHECK(n_submitted_ - n_waited_ < 2, "two steps are in flight already");
   current_ = static_cast<int>(n_submitted_ % 2);
   Flight& flight = flights_[static_cast<size_t>(current_)];
+  backend::check_step(inputs, plan_, device_.memory().spec());
   flight.size = writer_.write(inputs, *flight.step);
   flight.signal = ++n_signalled_;
   encode(flight, groups_, flight.signal);
@@ -237,6 +239,7 @@ void MetalProgram::write(plan::ValueId id, std::span<const float> data) {
 void MetalProgram::run_ops(const StepInputs& inputs, int first, int last) {
   LILY_CHECK(n_waited_ == n_submitted_, "a step is in flight");
   Flight& flight = flights_[static_cast<size_t>(current_)];
+  backend::check_step(inputs, plan_, device_.memory().spec());
   flight.size = writer_.write(inputs, *flight.step);
   encode(flight, groups(plan_, lowered_, first, last), ++n_signalled_);
   finish(flight, n_signalled_);

@@ -40,7 +40,7 @@ Size3 grid_of(const Dispatch& dispatch, const StepSize& size);
 class StepWriter {
  public:
   StepWriter(const plan::Plan& plan, const StepLayout& layout);
-  // Inputs outside the plan's bounds are our own mistake (LILY_CHECK).
+  // Of checked inputs (backend/step_checks.h).
   StepSize write(const backend::StepInputs& inputs, Buffer& to);
 
  private:

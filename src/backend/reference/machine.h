@@ -35,6 +35,7 @@ struct Tensor {
 // What outlives a step.
 struct Memory {
   model::Dims dims;
+  MemorySpec spec;
   std::vector<std::vector<std::vector<float>>> delta;  // [slot][delta layer][value head * dk * dv]
   std::vector<std::vector<std::vector<float>>> conv;   // [slot][delta layer][3 * channels], oldest row first
   std::vector<std::vector<std::vector<float>>> k, v;   // [block][attention layer][64 * kv_width]

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "backend/reference/machine.h"
+#include "backend/step_checks.h"
 #include "base/error.h"
 #include "model/checkpoint.h"
 
@@ -25,30 +26,21 @@ namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-Step make_step(const plan::Plan& plan, const StepInputs& in) {
+Step make_step(const plan::Plan& plan, const MemorySpec& memory, const StepInputs& in) {
+  check_step(in, plan, memory);
   Step step{.tokens = {in.tokens.begin(), in.tokens.end()},
             .segments = {in.segments.begin(), in.segments.end()},
             .block_table = {in.block_table.begin(), in.block_table.end()},
             .output_rows = {in.output_rows.begin(), in.output_rows.end()},
             .sampling = {in.sampling.begin(), in.sampling.end()},
             .n_tokens = in.n_tokens};
-  LILY_CHECK(step.n_rows() > 0 && step.n_rows() <= plan.shape.rows, "{} rows of {}", step.n_rows(),
-             plan.shape.rows);
-  LILY_CHECK(step.n_outputs() <= plan.shape.outputs, "{} outputs of {}", step.n_outputs(),
-             plan.shape.outputs);
-  LILY_CHECK(in.n_tokens > 0 && in.n_tokens <= plan.dims.vocab, "n_tokens {}", in.n_tokens);
   for (size_t i = 0; i < step.segments.size(); ++i) {
     const Segment& s = step.segments[i];
-    LILY_CHECK(s.first_row == static_cast<int>(step.position_of_row.size()), "segment {} starts at {}", i,
-               s.first_row);
-    LILY_CHECK(s.position + s.n_rows <= plan.shape.context, "context {}", s.position + s.n_rows);
     for (int r = 0; r < s.n_rows; ++r) {
       step.segment_of_row.push_back(static_cast<int>(i));
       step.position_of_row.push_back(s.position + r);
     }
   }
-  LILY_CHECK(static_cast<int>(step.position_of_row.size()) == step.n_rows(),
-             "segments do not cover the rows");
   return step;
 }
 
@@ -74,7 +66,7 @@ class ReferenceProgram final : public Program {
 
   void submit(const StepInputs& inputs) override {
     LILY_CHECK(done_.size() < 2, "two steps are in flight already");
-    step_ = make_step(plan_, inputs);
+    step_ = make_step(plan_, memory_.spec, inputs);
     for (Tensor& tensor : values_) {  // what a step does not write, it must not read
       std::fill(tensor.f.begin(), tensor.f.end(), kNan);
       std::fill(tensor.i.begin(), tensor.i.end(), -1);
@@ -117,7 +109,7 @@ class ReferenceProgram final : public Program {
   }
 
   void run_ops(const StepInputs& inputs, int first, int last) override {
-    step_ = make_step(plan_, inputs);
+    step_ = make_step(plan_, memory_.spec, inputs);
     plan::Plan part = plan_;
     part.ops.assign(plan_.ops.begin() + first, plan_.ops.begin() + last);
     // Temporaries of an expansion are numbered from the end of the plan's values, as in simple_.
@@ -224,6 +216,7 @@ class ReferenceDevice final : public Device {
   }
 
   void reserve(const MemorySpec& spec, const plan::Policy&) override {
+    memory_.spec = spec;
     const model::Dims& d = memory_.dims;
     const auto delta = static_cast<size_t>(d.delta_state_bytes_per_layer() / 4);
     const auto conv = static_cast<size_t>((model::kConvTaps - 1) * d.conv_channels());
