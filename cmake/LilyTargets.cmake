@@ -26,10 +26,11 @@ function(lily_library name)
   target_link_libraries(${name} PUBLIC lily_settings ${ARG_LINK})
 endfunction()
 
-# lily_test(NAME SOURCES ... LINK ... [LABEL unit] [TIMEOUT seconds] [SERIAL]): one GoogleTest program, one
-# ctest entry. Tests run in the source folder, so that they find models/ and tests/golden/.
+# lily_test(NAME SOURCES ... LINK ... [LABEL unit] [TIMEOUT seconds] [COST seconds] [SERIAL]): one GoogleTest
+# program, one ctest entry. Tests run in the source folder, so that they find models/ and tests/golden/. COST is said
+# of long ones only: ctest starts them first, so that none of them runs alone at the end.
 function(lily_test name)
-  cmake_parse_arguments(ARG "SERIAL" "LABEL;TIMEOUT" "SOURCES;LINK;ARGS" ${ARGN})
+  cmake_parse_arguments(ARG "SERIAL" "LABEL;TIMEOUT;COST" "SOURCES;LINK;ARGS" ${ARGN})
   if(NOT ARG_LABEL)
     set(ARG_LABEL unit)
   endif()
@@ -43,6 +44,9 @@ function(lily_test name)
   target_link_libraries(${name} PRIVATE lily_settings ${ARG_LINK} GTest::gmock GTest::gtest_main)
   add_test(NAME ${name} COMMAND ${name} ${ARG_ARGS} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABEL}" TIMEOUT ${ARG_TIMEOUT})
+  if(ARG_COST)
+    set_tests_properties(${name} PROPERTIES COST ${ARG_COST})
+  endif()
   if(ARG_SERIAL)
     set_tests_properties(${name} PROPERTIES RUN_SERIAL ON)
   endif()
