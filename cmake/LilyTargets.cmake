@@ -52,16 +52,16 @@ function(lily_test name)
   endif()
 endfunction()
 
-# lily_fuzz(NAME SOURCES file.cc LINK ...): a libFuzzer target with LILY_FUZZ; in every other build the same code
-# with a small main that replays the corpus in fuzz/corpus/NAME as a test.
+# lily_fuzz(NAME SOURCES file.cc LINK ... [CORPUS folders]): a libFuzzer target with LILY_FUZZ; in every other build the same code
+# with a small main that replays the corpus in fuzz/corpus/NAME, and in the folders named, as a test.
 function(lily_fuzz name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;LINK" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "SOURCES;LINK;CORPUS" ${ARGN})
   if(LILY_FUZZ)
     add_executable(fuzz_${name} ${ARG_SOURCES})
     target_link_options(fuzz_${name} PRIVATE -fsanitize=fuzzer)
   elseif(LILY_TESTS)
     add_executable(fuzz_${name} ${ARG_SOURCES} ${CMAKE_SOURCE_DIR}/fuzz/replay_main.cc)
-    add_test(NAME fuzz_replay_${name} COMMAND fuzz_${name} ${CMAKE_SOURCE_DIR}/fuzz/corpus/${name}
+    add_test(NAME fuzz_replay_${name} COMMAND fuzz_${name} ${CMAKE_SOURCE_DIR}/fuzz/corpus/${name} ${ARG_CORPUS}
              WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
     set_tests_properties(fuzz_replay_${name} PROPERTIES LABELS unit TIMEOUT 120)
   endif()

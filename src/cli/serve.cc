@@ -111,7 +111,8 @@ int run(Options o) {
   http.set_service(*service);
   print_settings(o.http.host, port, service->model().id, !o.http.api_key.empty());
   while (!asked_to_stop()) std::this_thread::sleep_for(kPoll);
-  fmt::print(stderr, "lily: stopping; answers that run are finished, a second signal ends them\n");
+  fmt::print(stderr, "lily: stopping; answers that run have {} s, a second signal ends them\n",
+             o.http.drain_s);
   end();
   return 0;
 }
@@ -147,6 +148,11 @@ void add_serve(CLI::App& app, Action& action) {
           "on: earlier answers that come back are continued token for token, thinking included; off: as "
           "the chat template has it")
       ->check(CLI::IsMember({"on", "off"}))
+      ->capture_default_str();
+  command
+      ->add_option("--drain", options->http.drain_s,
+                   "Seconds that answers which run may take when the server is stopped")
+      ->check(CLI::Range(0, 86400))
       ->capture_default_str();
   command->add_flag("--quiet", options->quiet, "No line for each request");
   command->footer(

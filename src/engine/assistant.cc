@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/random_name.h"
 #include "engine/grammar/grammar_compiler.h"
 #include "text/normalise.h"
 #include "text/output_reader.h"
@@ -19,11 +20,12 @@ namespace {
 
 constexpr uint64_t kMaxTemplateBytes = 1 << 20;
 constexpr size_t kReplayBytes = size_t{128} << 20;  // 32 million tokens
+constexpr int kSeedBits = 53;  // what every JSON reader can hold: clients send seeds back
 constexpr const char* kEndOfTurn = "<|im_end|>";
 
 uint64_t random_seed() {
   std::random_device device;
-  return (uint64_t{device()} << 32) ^ device();
+  return ((uint64_t{device()} << 32) ^ device()) >> (64 - kSeedBits);
 }
 
 void check_template(const std::string& folder) {
@@ -98,12 +100,18 @@ class AnswerStream::State {
     if (closed_) return;  // it had been decoded already when the answer ended
     AnswerPiece piece;
     reader_.push(token.id, piece.events);
+    name_calls(piece);
     ++n_tokens_;
     if (begin_.replay != nullptr) begin_.ids.push_back(token.id);
     piece.tokens.push_back(std::move(token));
     close_if_over(piece);
     note_visible(piece);
     ready_.emplace_back(std::move(piece));
+  }
+
+  static void name_calls(AnswerPiece& piece) {
+    for (text::OutputEvent& event : piece.events)
+      if (event.kind == text::OutputEvent::Kind::call_begin) event.id = random_name(kCallIdLetters);
   }
 
   void note_visible(const AnswerPiece& piece) {
@@ -118,7 +126,7 @@ class AnswerStream::State {
     if (finished.finish != Finish::stop && finished.finish != Finish::length) return;
     const bool shows_something = said_.content.find_first_not_of(" \t\r\n") != std::string::npos;
     if (!shows_something && said_.calls.empty()) return;
-    begin_.replay->remember(ReplayBook::hash_after(begin_.visible, said_), std::move(begin_.ids));
+    begin_.replay->remember(begin_.visible, said_, std::move(begin_.ids));
   }
 
   // The answer is over although the model would go on.
@@ -152,6 +160,7 @@ class AnswerStream::State {
       const bool is_whole = finished.finish == Finish::stop && finished.detail != StopDetail::loop;
       AnswerPiece last;
       reader_.finish(is_whole ? text::OutputEnd::stop : text::OutputEnd::length, last.events);
+      name_calls(last);
       close_if_over(last);
       note_visible(last);
       remember(finished);
@@ -277,7 +286,7 @@ PreparedPrompt Assistant::prepare(const ChatRequest& request) const {
   std::vector<int32_t> replayed;
   size_t n_replayed_bytes = 0;  // of the rendered prompt, which the tokens stand for
   if (replay_ && !conversation.options.continue_last) {
-    std::vector<VisibleHash> hashes = ReplayBook::hashes_of(messages, request.tools);
+    std::vector<VisibleHash> hashes = replay_->hashes_of(messages, request.tools);
     for (size_t i = messages.size(); i-- > 0 && replayed.empty();) {
       if (messages[i].role != "assistant") continue;
       std::optional<std::vector<int32_t>> ids = replay_->find(hashes[i + 1]);

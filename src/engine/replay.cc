@@ -1,5 +1,7 @@
 #include "engine/replay.h"
 
+#include <iterator>
+
 #include "base/sha256.h"
 
 namespace lily::engine {
@@ -40,13 +42,32 @@ std::string visible_answer(std::string_view content) {
   return std::string(trimmed(content));
 }
 
+// The ids of all calls, without what clients may have changed; empty if one has none.
+template <typename Calls>
+std::string ids_of(const Calls& calls) {
+  std::string all;
+  for (const auto& call : calls) {
+    if (call.id.size() < kCallIdLetters) return {};
+    all += call.id.substr(call.id.size() - kCallIdLetters);
+  }
+  return all;
+}
+
 }  // namespace
 
 std::vector<VisibleHash> ReplayBook::hashes_of(std::span<const text::Message> messages,
-                                               const nlohmann::ordered_json& tools) {
+                                               const nlohmann::ordered_json& tools) const {
   std::vector<VisibleHash> hashes;
   hashes.push_back(chained({}, tools.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace)));
   for (const text::Message& message : messages) {
+    if (const std::string calls = ids_of(message.tool_calls); !calls.empty()) {
+      const std::lock_guard lock(mutex_);
+      const auto at = by_calls_.find(calls);
+      if (at != by_calls_.end() && at->second->before == hashes.back()) {
+        hashes.push_back(at->second->conversation);
+        continue;
+      }
+    }
     std::string text, parts;
     for (const text::ContentPart& part : message.content) text += part.text;
     add(parts, message.role);
@@ -71,23 +92,25 @@ VisibleHash ReplayBook::hash_after(const VisibleHash& before, const text::Parsed
   return chained(before, parts);
 }
 
-void ReplayBook::remember(const VisibleHash& conversation, std::vector<int32_t> ids) {
-  const size_t n_new = ids.size() * sizeof(int32_t);
-  if (n_new > max_bytes_) return;
+void ReplayBook::remember(const VisibleHash& before, const text::ParsedOutput& answer,
+                          std::vector<int32_t> ids) {
+  Entry entry{before, hash_after(before, answer), ids_of(answer.calls), std::move(ids)};
+  if (entry.n_bytes() > max_bytes_) return;
   const std::lock_guard lock(mutex_);
-  if (const auto old = by_hash_.find(conversation.digits); old != by_hash_.end()) {
-    n_bytes_ -= old->second->ids.size() * sizeof(int32_t);
-    entries_.erase(old->second);
-    by_hash_.erase(old);
-  }
-  entries_.push_front({conversation, std::move(ids)});
-  by_hash_[conversation.digits] = entries_.begin();
-  n_bytes_ += n_new;
-  while (n_bytes_ > max_bytes_) {
-    n_bytes_ -= entries_.back().ids.size() * sizeof(int32_t);
-    by_hash_.erase(entries_.back().conversation.digits);
-    entries_.pop_back();
-  }
+  if (const auto old = by_hash_.find(entry.conversation.digits); old != by_hash_.end()) drop(old->second);
+  n_bytes_ += entry.n_bytes();
+  entries_.push_front(std::move(entry));
+  const Entry& added = entries_.front();
+  by_hash_[added.conversation.digits] = entries_.begin();
+  if (!added.calls.empty()) by_calls_[added.calls] = entries_.begin();
+  while (n_bytes_ > max_bytes_) drop(std::prev(entries_.end()));
+}
+
+void ReplayBook::drop(Entries::iterator entry) {
+  n_bytes_ -= entry->n_bytes();
+  by_hash_.erase(entry->conversation.digits);
+  by_calls_.erase(entry->calls);
+  entries_.erase(entry);
 }
 
 std::optional<std::vector<int32_t>> ReplayBook::find(const VisibleHash& conversation) {

@@ -6,7 +6,9 @@
 // from what the model has read and written, and a recurrent state cannot be rewound: everything after the
 // first difference would be read again. So an assistant turn that shows what an earlier answer showed - the
 // same text, white space at its ends aside, and calls of the same functions with equal arguments, after the
-// same visible conversation - is replaced by the tokens of that answer, thinking included.
+// same visible conversation - is replaced by the tokens of that answer, thinking included. A turn that brings
+// back the ids of all calls of that answer, after the same conversation, is that answer too, whatever the
+// client has made of its text and arguments.
 //
 // Threads: every member may be called from any thread at any time.
 #pragma once
@@ -33,33 +35,43 @@ struct VisibleHash {
   bool operator==(const VisibleHash&) const = default;
 };
 
+// Of an id of a call. Clients may change what stands before them, such as call_ or toolu_.
+inline constexpr int kCallIdLetters = 24;
+
 class ReplayBook {
  public:
   // Conversations are forgotten, those not used for the longest time first, beyond so many bytes of tokens.
   explicit ReplayBook(size_t max_bytes) : max_bytes_(max_bytes) {}
 
-  // [i]: the conversation before message i; one more entry than messages. Of normalised messages.
-  static std::vector<VisibleHash> hashes_of(std::span<const text::Message> messages,
-                                            const nlohmann::ordered_json& tools);
+  // [i]: the conversation before message i; one more entry than messages. Of normalised messages. A turn that
+  // is known by the ids of its calls counts as it was written.
+  std::vector<VisibleHash> hashes_of(std::span<const text::Message> messages,
+                                     const nlohmann::ordered_json& tools) const;
   // The conversation `before`, and this answer to it.
   static VisibleHash hash_after(const VisibleHash& before, const text::ParsedOutput& answer);
 
-  // `ids`: everything that was read and written, without the stop token.
-  void remember(const VisibleHash& conversation, std::vector<int32_t> ids);
+  // `answer` to the conversation `before`. `ids`: everything that was read and written, without the stop
+  // token.
+  void remember(const VisibleHash& before, const text::ParsedOutput& answer, std::vector<int32_t> ids);
   std::optional<std::vector<int32_t>> find(const VisibleHash& conversation);
 
   size_t n_bytes() const;
 
  private:
   struct Entry {
-    VisibleHash conversation;
+    VisibleHash before, conversation;
+    std::string calls;  // their ids; empty: none
     std::vector<int32_t> ids;
+    size_t n_bytes() const { return ids.size() * sizeof(int32_t) + calls.size(); }
   };
+  using Entries = std::list<Entry>;
+  void drop(Entries::iterator entry);
+
   const size_t max_bytes_;
   mutable std::mutex mutex_;
   size_t n_bytes_ = 0;
-  std::list<Entry> entries_;  // most recently used first
-  std::unordered_map<std::string, std::list<Entry>::iterator> by_hash_;
+  Entries entries_;  // most recently used first
+  std::unordered_map<std::string, Entries::iterator> by_hash_, by_calls_;
 };
 
 }  // namespace lily::engine

@@ -40,7 +40,7 @@ void BlockWriter::take(const text::OutputEvent& event, std::string& out) {
     case Kind::content:
       return delta(Block::Kind::text);
     case Kind::call_begin:
-      return open({.kind = Block::Kind::call, .name = event.text}, out);
+      return open({.kind = Block::Kind::call, .id = call_id(id_prefix_, event), .name = event.text}, out);
     case Kind::call_arguments:
       return delta(Block::Kind::call);
     case Kind::call_end:

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "server/dialect.h"
@@ -12,7 +13,7 @@ namespace lily::server {
 struct Block {
   enum class Kind { reasoning, text, call };
   Kind kind = Kind::text;
-  std::string id;         // given by the writer when the block opens
+  std::string id;         // of a call
   std::string name;       // of a call
   std::string text;       // what the block says; of a call its arguments
   bool complete = false;  // false: the answer was cut within it
@@ -20,6 +21,9 @@ struct Block {
 
 class BlockWriter : public AnswerWriter {
  public:
+  // `id_prefix`: of calls.
+  explicit BlockWriter(std::string id_prefix) : id_prefix_(std::move(id_prefix)) {}
+
   std::string event(const engine::AnswerEvent& event) final;
 
  protected:
@@ -39,6 +43,7 @@ class BlockWriter : public AnswerWriter {
   void open(Block block, std::string& out);
   void close(bool complete, std::string& out);
 
+  const std::string id_prefix_;
   std::vector<Block> blocks_;
   bool is_open_ = false;  // the last block
   bool has_begun_ = false;

@@ -165,13 +165,10 @@ void Body::refuse(const char* name, const char* why, const Json& harmless) {
   if (value != nullptr && *value != harmless) fail(name, why);
 }
 
-std::string Body::unknown() const {
-  std::string names;
-  for (const auto& [name, value] : object_.items()) {
-    if (seen_.contains(name)) continue;
-    if (!names.empty()) names += ", ";
-    names += printable(name, 64);
-  }
+std::vector<std::string> Body::unknown() const {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : object_.items())
+    if (!seen_.contains(name)) names.push_back(path_ + printable(name, 64));
   return names;
 }
 

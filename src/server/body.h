@@ -43,8 +43,8 @@ class Body {
   // 400 if the field is there (and neither null nor `harmless`).
   void refuse(const char* name, const char* why, const Json& harmless = nullptr);
   [[noreturn]] void fail(const char* name, const std::string& message) const;
-  // Names of fields that nobody has asked for.
-  std::string unknown() const;
+  // Paths of the fields that nobody has asked for.
+  std::vector<std::string> unknown() const;
   std::string path_of(const char* name) const { return path_ + name; }
 
  private:

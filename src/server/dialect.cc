@@ -1,16 +1,16 @@
 #include "server/dialect.h"
 
-#include <random>
+#include "base/random_name.h"
+#include "engine/replay.h"
 
 namespace lily::server {
 
 std::string new_id(std::string_view prefix) {
-  constexpr std::string_view kLetters = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
-  thread_local std::random_device device;
-  std::uniform_int_distribution<size_t> any(0, kLetters.size() - 1);
-  std::string id(prefix);
-  for (int i = 0; i < 24; ++i) id += kLetters[any(device)];
-  return id;
+  return std::string(prefix) + random_name(engine::kCallIdLetters);
+}
+
+std::string call_id(std::string_view prefix, const text::OutputEvent& call) {
+  return call.id.empty() ? new_id(prefix) : std::string(prefix) + call.id;
 }
 
 Json openai_error(const ApiError& error) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 #include <variant>
+#include <vector>
 
 #include "engine/chat_request.h"
 #include "server/api_error.h"
@@ -45,11 +46,13 @@ struct Call {
   std::variant<engine::ChatRequest, engine::TextRequest> request;
   bool stream = false;
   std::unique_ptr<AnswerWriter> writer;
-  std::string ignored;  // names of fields that were ignored, for the log
+  std::vector<std::string> ignored;  // names of fields that were ignored, for the log
 };
 
 // Ids that cannot be guessed: prefix and 24 letters and digits.
 std::string new_id(std::string_view prefix);
+// The id that the engine gave a call, behind a prefix; a new one where it gave none.
+std::string call_id(std::string_view prefix, const text::OutputEvent& call);
 
 // {"error": {...}} as OpenAI's clients read it, and as Anthropic's do.
 Json openai_error(const ApiError& error);

@@ -4,10 +4,14 @@
 
 #include <array>
 #include <atomic>
+#include <condition_variable>
 #include <map>
+#include <mutex>
+#include <thread>
 
 #include "base/log.h"
 #include "base/printable.h"
+#include "server/connections.h"
 #include "server/messages.h"
 #include "server/openai_chat.h"
 #include "server/openai_text.h"
@@ -21,7 +25,9 @@ namespace {
 
 constexpr size_t kMaxBodyBytes = size_t{64} << 20;
 constexpr int kLoadingRetryS = 5;
-constexpr size_t kMaxLogged = 200;  // bytes of a path
+constexpr size_t kMaxLogged = 200;                                     // bytes of a path
+constexpr std::chrono::milliseconds kWatch{1000}, kWatchStopping{50};  // how often connections are looked at
+constexpr auto kFarewell = std::chrono::seconds(3);  // for answers that were given up to tell so
 
 enum class Family { openai, anthropic };
 
@@ -57,6 +63,23 @@ std::string host_of(const std::string& authority) {
   return authority.substr(0, authority.find(':'));
 }
 
+Connections::Key client_of(const httplib::Request& request) {
+  return {request.remote_addr, request.remote_port};
+}
+
+// ", prompt 21 (5 cached), 20 new, stop": of an answer of the model, for the log.
+std::string shown(const Outcome& outcome) {
+  if (outcome.client_left) return ", the client left";
+  if (!outcome.error.empty()) return ", failed";
+  if (!outcome.end) return "";
+  const engine::AnswerEnd& end = *outcome.end;
+  const char* const finish = end.finish == engine::Finish::length ? "length"
+                             : end.n_complete_calls > 0           ? "tool_calls"
+                                                                  : "stop";
+  return fmt::format(", prompt {} ({} cached), {} new, {}", end.usage.prompt_tokens, end.usage.cached_tokens,
+                     end.usage.completion_tokens, finish);
+}
+
 void set_json(httplib::Response& response, int status, const Json& json) {
   response.status = status;
   response.set_content(to_text(json), "application/json");
@@ -66,7 +89,10 @@ void set_json(httplib::Response& response, int status, const Json& json) {
 
 class HttpServer::Implementation {
  public:
-  explicit Implementation(HttpOptions o) : options_(std::move(o)) {
+  explicit Implementation(HttpOptions o)
+      : options_(std::move(o)),
+        connections_(std::chrono::seconds(options_.request_timeout_s),
+                     std::chrono::seconds(options_.keep_alive_s)) {
     http_.new_task_queue = [n = options_.n_threads] {
       return new httplib::ThreadPool(static_cast<size_t>(n));
     };
@@ -93,19 +119,57 @@ class HttpServer::Implementation {
     return port_;
   }
 
-  void listen() { http_.listen_after_bind(); }
+  void listen() {
+    std::thread watcher([this] { watch(); });
+    http_.listen_after_bind();
+    {
+      const std::lock_guard lock(mutex_);
+      has_ended_ = true;
+    }
+    changed_.notify_all();
+    watcher.join();
+  }
+
   void set_service(Service& service) { service_.store(&service); }
-  void stop() { http_.stop(); }
+
+  void stop() {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!stopped_at_) stopped_at_ = Connections::Clock::now();
+    }
+    changed_.notify_all();
+    http_.stop();
+  }
 
  private:
   using Request = httplib::Request;
   using Response = httplib::Response;
   using Parse = std::function<Call(const Json&, const ServedModel&)>;
 
+  // A thread of its own, until all connections have ended.
+  void watch() {
+    std::unique_lock lock(mutex_);
+    while (!has_ended_) {
+      if (stopped_at_) changed_.wait_for(lock, kWatchStopping);
+      else changed_.wait_for(lock, kWatch, [this] { return has_ended_ || stopped_at_; });
+      const auto stopped_at = stopped_at_;
+      lock.unlock();
+      connections_.check(port_, stopped_at.has_value());
+      if (stopped_at) {
+        const auto late = Connections::Clock::now() - *stopped_at - std::chrono::seconds(options_.drain_s);
+        Service* const service = service_.load();
+        if (late >= late.zero() && service != nullptr) service->give_up();
+        if (late >= kFarewell) Connections::break_all(port_);
+      }
+      lock.lock();
+    }
+  }
+
   // ---- Before and after the routes
 
   httplib::Server::HandlerResponse admit(const Request& request, Response& response) {
     using Result = httplib::Server::HandlerResponse;
+    connections_.begin(client_of(request));
     const std::string origin = request.get_header_value("Origin");
     const bool is_own = origin.empty() || authority_of(origin) == request.get_header_value("Host");
     const bool is_allowed = !options_.cors.empty() && (options_.cors == "*" || options_.cors == origin);
@@ -171,7 +235,7 @@ class HttpServer::Implementation {
       if (methods->second.find(request.method) == std::string::npos) {
         response.set_header("Allow", methods->second);
         return refuse(request, response,
-                      {405, "invalid_request_error", "method_not_allowed", "",
+                      {405, "not_found_error", "method_not_allowed", "",
                        fmt::format("only {} is possible here", methods->second)});
       }
     }
@@ -196,9 +260,14 @@ class HttpServer::Implementation {
   void note(const Request& request, const Response& response) {
     // The answer has been sent; the body that is still coming is no request.
     if (response.status == 413) Peer::find(request.remote_addr, request.remote_port, port_).hear_no_more();
-    if (Service* service = service_.load()) service->count(response.status);
-    log(LogLevel::info, "{} {} {} {}", request.remote_addr, printable(request.method, kMaxLogged),
-        printable(request.path, kMaxLogged), response.status);
+    const Connections::Request told = connections_.end(client_of(request));
+    const Outcome outcome = told.outcome.value_or(Outcome{});
+    if (Service* service = service_.load(); service != nullptr && !outcome.client_left)
+      service->count(outcome.error.empty() ? response.status : 500);
+    const auto now = Connections::Clock::now();
+    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(now - told.begun.value_or(now));
+    log(LogLevel::info, "{} {} {} {} {} ms{}", request.remote_addr, printable(request.method, kMaxLogged),
+        printable(request.path, kMaxLogged), response.status, ms.count(), shown(outcome));
   }
 
   static void refuse(const Request& request, Response& response, const ApiError& error) {
@@ -216,7 +285,8 @@ class HttpServer::Implementation {
 
   // Runs the handler; what it throws becomes an error of the path's family.
   httplib::Server::Handler guarded(Handler handler) {
-    return [handler = std::move(handler)](const Request& request, Response& response) {
+    return [this, handler = std::move(handler)](const Request& request, Response& response) {
+      connections_.answering(client_of(request));
       try {
         handler(request, response);
       } catch (const std::exception& e) {
@@ -326,6 +396,7 @@ class HttpServer::Implementation {
       const std::optional<Json> whole =
           service().whole(stream, *call.writer, [&] { return peer.is_there(); }, outcome);
       if (whole) set_json(response, 200, *whole);
+      connections_.came_to(client_of(request), std::move(outcome));
       return;
     }
     response.set_header("Cache-Control", "no-cache");
@@ -337,10 +408,11 @@ class HttpServer::Implementation {
     };
     auto job = std::make_shared<Job>(Job{std::move(stream), std::move(call.writer)});
     response.set_chunked_content_provider(
-        "text/event-stream", [this, job, peer](size_t, httplib::DataSink& sink) {
+        "text/event-stream", [this, job, peer, client = client_of(request)](size_t, httplib::DataSink& sink) {
           const auto send = [&](const std::string& bytes) { return sink.write(bytes.data(), bytes.size()); };
           const Outcome outcome =
               service().stream(job->stream, *job->writer, send, [&] { return peer.is_there(); });
+          connections_.came_to(client, outcome);
           if (outcome.client_left) return false;
           sink.done();
           return true;
@@ -353,8 +425,14 @@ class HttpServer::Implementation {
   httplib::Server http_;
   int port_ = -1;
   std::atomic<Service*> service_ = nullptr;
+  Connections connections_;
   ResponseStore responses_;
   std::map<std::string, std::string> routes_;  // path -> methods
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  std::optional<Connections::Clock::time_point> stopped_at_;
+  bool has_ended_ = false;
 };
 
 bool is_loopback(const std::string& host) {

@@ -27,7 +27,8 @@ class BlockReader {
       const auto name = body.text("name");
       if (!name) body.fail("name", "a string is needed");
       const Json* input = body.find("input");
-      open().tool_calls.push_back({*name, input == nullptr ? Json::object() : *input});
+      open().tool_calls.push_back(
+          {*name, input == nullptr ? Json::object() : *input, body.text("id").value_or("")});
     } else if (type == "tool_result" && role_ == "user") {
       std::string text = content_text(body.find("content"), path + ".content");
       if (body.boolean("is_error", false)) text.insert(0, "Error: ");
@@ -94,7 +95,7 @@ void read_system(Body& body, std::vector<text::Message>& out) {
 }
 
 // As functions in the form that the chat template takes; null if there are none.
-Json read_tools(Body& body, std::string& ignored) {
+Json read_tools(Body& body, std::vector<std::string>& ignored) {
   const Json* list = body.array("tools");
   if (list == nullptr) return nullptr;
   Json tools = Json::array();
@@ -103,7 +104,7 @@ Json read_tools(Body& body, std::string& ignored) {
     Body tool((*list)[i], path + ".");
     const std::string type = tool.text("type").value_or("custom");
     if (type != "custom") {
-      add_ignored(ignored, "tools of type " + printable(type, 40));
+      ignored.push_back("tools of type " + printable(type, 40));
       continue;
     }
     const auto name = tool.text("name");
@@ -152,7 +153,7 @@ void read_output(Body& body, engine::ChatRequest& request) {
     apply_effort(*effort, "output_config.effort", request.thinking);
 }
 
-engine::ChatRequest read_request(Body& body, const ServedModel& model, std::string& ignored) {
+engine::ChatRequest read_request(Body& body, const ServedModel& model, std::vector<std::string>& ignored) {
   engine::ChatRequest request;
   read_system(body, request.messages);
   const Json* messages = body.array("messages");
@@ -204,7 +205,7 @@ Call parse_message(const Json& json, const ServedModel& model) {
 
 engine::ChatRequest parse_count_tokens(const Json& json, const ServedModel& model) {
   Body body(json);
-  std::string ignored;
+  std::vector<std::string> ignored;
   return read_request(body, model, ignored);
 }
 

@@ -12,7 +12,8 @@ namespace {
 
 class MessageWriter final : public BlockWriter {
  public:
-  explicit MessageWriter(MessageAnswer answer) : answer_(std::move(answer)), id_(new_id("msg_")) {}
+  explicit MessageWriter(MessageAnswer answer)
+      : BlockWriter("toolu_"), answer_(std::move(answer)), id_(new_id("msg_")) {}
 
   // Nothing yet: message_start says how much of the prompt is cached, which the first chunk of it tells.
   std::string begin() override { return {}; }
@@ -46,7 +47,6 @@ class MessageWriter final : public BlockWriter {
   }
 
   void on_open(Block& block, size_t index, std::string& out) override {
-    if (block.kind == Block::Kind::call) block.id = new_id("toolu_");
     Json empty;
     switch (block.kind) {
       case Block::Kind::reasoning:

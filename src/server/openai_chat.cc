@@ -172,7 +172,8 @@ void refuse_what_is_not_supported(Body& body) {
   refuse_several(body, "n");
 }
 
-void parse_reasoning(Body& body, const ServedModel& model, engine::Thinking& thinking, std::string& ignored) {
+void parse_reasoning(Body& body, const ServedModel& model, engine::Thinking& thinking,
+                     std::vector<std::string>& ignored) {
   thinking.preserve = model.preserve_thinking;
   if (const auto effort = body.text("reasoning_effort")) apply_effort(*effort, "reasoning_effort", thinking);
   if (auto reasoning = body.object("reasoning"))  // as some routers send it

@@ -42,6 +42,19 @@ std::optional<uint64_t> parse_seed(Body& body) {
       *body.integer("seed", std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()));
 }
 
+// What other engines offer, would change the answer and cannot be had here; each with the value that asks for
+// nothing.
+void refuse_what_others_have(Body& body) {
+  for (const char* name : {"grammar", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+                           "structured_outputs", "json_schema"})
+    body.refuse(name, "not supported; response_format with a json_schema holds an answer to a form", "");
+  const std::pair<const char*, Json> others[] = {
+      {"ignore_eos", false}, {"min_tokens", 0},      {"bad_words", Json::array()}, {"mirostat", 0},
+      {"typical_p", 1},      {"xtc_probability", 0}, {"dry_multiplier", 0},        {"top_a", 0},
+      {"top_n_sigma", -1},   {"tfs_z", 1},           {"prompt_logprobs", 0}};
+  for (const auto& [name, harmless] : others) body.refuse(name, "not supported", harmless);
+}
+
 // A name that can stand inside the tags of the model's output.
 bool is_function_name(const std::string& name) {
   if (name.empty() || name.size() > kMaxNameBytes) return false;
@@ -71,6 +84,9 @@ engine::SamplingOverrides parse_sampling(Body& body, const ServedModel& model) {
   out.presence_penalty = as_float(body.number("presence_penalty", -2, 2));
   out.frequency_penalty = as_float(body.number("frequency_penalty", -2, 2));
   out.repetition_penalty = as_float(body.number("repetition_penalty", 0.01, 10));
+  const auto other_name = as_float(body.number("repeat_penalty", 0.01, 10));
+  if (!out.repetition_penalty) out.repetition_penalty = other_name;
+  refuse_what_others_have(body);
   out.seed = parse_seed(body);
   parse_logit_bias(body, model, out);
   return out;
@@ -178,7 +194,7 @@ void apply_effort(const std::string& effort, const std::string& path, engine::Th
                           printable(effort, 40)));
 }
 
-void parse_thinking(Body& body, engine::Thinking& thinking, std::string& ignored) {
+void parse_thinking(Body& body, engine::Thinking& thinking, std::vector<std::string>& ignored) {
   const auto take_budget = [&](Body& from, const char* name) {
     const auto budget = from.integer(name, -1, std::numeric_limits<int32_t>::max());
     if (!budget) return;
@@ -201,8 +217,7 @@ void parse_thinking(Body& body, engine::Thinking& thinking, std::string& ignored
     thinking.enabled = kwargs->boolean("enable_thinking", thinking.enabled);
     thinking.preserve = kwargs->boolean("preserve_thinking", thinking.preserve);
     kwargs->boolean("add_vision_id", false);  // numbers images, of which there are none
-    if (const std::string names = kwargs->unknown(); !names.empty())
-      add_ignored(ignored, "chat_template_kwargs: " + names);
+    add_ignored(ignored, kwargs->unknown());
   }
 }
 
@@ -224,10 +239,8 @@ Json openai_usage(const engine::Usage& usage, int32_t reasoning_tokens) {
           {"completion_tokens_details", {{"reasoning_tokens", reasoning_tokens}}}};
 }
 
-void add_ignored(std::string& ignored, std::string_view names) {
-  if (names.empty()) return;
-  if (!ignored.empty()) ignored += ", ";
-  ignored += names;
+void add_ignored(std::vector<std::string>& ignored, const std::vector<std::string>& names) {
+  ignored.insert(ignored.end(), names.begin(), names.end());
 }
 
 }  // namespace lily::server

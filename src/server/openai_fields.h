@@ -25,7 +25,7 @@ engine::OutputFormat parse_format(Body format);
 void apply_effort(const std::string& effort, const std::string& path, engine::Thinking& thinking);
 // thinking, thinking_budget and its alias, enable_thinking, preserve_thinking, chat_template_kwargs. They win
 // over an effort that was applied before. Appends names that mean nothing to `ignored`.
-void parse_thinking(Body& body, engine::Thinking& thinking, std::string& ignored);
+void parse_thinking(Body& body, engine::Thinking& thinking, std::vector<std::string>& ignored);
 std::optional<int32_t> parse_max_tokens(Body& body, const char* name);
 // A number of choices other than one.
 void refuse_several(Body& body, const char* name);
@@ -33,7 +33,6 @@ void refuse_several(Body& body, const char* name);
 // "usage" of completions; responses have names of their own.
 Json openai_usage(const engine::Usage& usage, int32_t reasoning_tokens);
 
-// Appends names to a list of them.
-void add_ignored(std::string& ignored, std::string_view names);
+void add_ignored(std::vector<std::string>& ignored, const std::vector<std::string>& names);
 
 }  // namespace lily::server

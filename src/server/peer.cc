@@ -33,9 +33,9 @@ Address address_of(int fd, Ask ask) {
   return {host.data(), std::atoi(port.data())};
 }
 
-}  // namespace
-
-Peer Peer::find(const std::string& remote_address, int remote_port, int local_port) {
+// Calls `take` with each connected socket of the internet, until it returns false.
+template <typename Take>
+void each_connection(Take take) {
   for (int fd = kFirstFd, gap = 0; fd < kLastFd && gap < kMaxGap; ++fd) {
     sockaddr_storage storage{};
     socklen_t length = sizeof storage;
@@ -45,11 +45,32 @@ Peer Peer::find(const std::string& remote_address, int remote_port, int local_po
     }
     gap = 0;
     if (storage.ss_family != AF_INET && storage.ss_family != AF_INET6) continue;
-    const Address remote = address_of(fd, getpeername);
-    if (remote.port != remote_port || remote.host != remote_address) continue;
-    if (address_of(fd, getsockname).port == local_port) return Peer(fd);
+    if (!take(fd)) return;
   }
-  return Peer(-1);
+}
+
+}  // namespace
+
+Peer Peer::find(const std::string& remote_address, int remote_port, int local_port) {
+  int found = -1;
+  each_connection([&](int fd) {
+    const Address remote = address_of(fd, getpeername);
+    if (remote.port != remote_port || remote.host != remote_address) return true;
+    if (address_of(fd, getsockname).port == local_port) found = fd;
+    return found < 0;
+  });
+  return Peer(found);
+}
+
+std::vector<Peer::Client> Peer::all(int local_port) {
+  std::vector<Client> clients;
+  each_connection([&](int fd) {
+    if (address_of(fd, getsockname).port != local_port) return true;
+    const Address remote = address_of(fd, getpeername);
+    if (remote.port >= 0) clients.push_back({remote.host, remote.port, Peer(fd)});
+    return true;
+  });
+  return clients;
 }
 
 bool Peer::is_there() const {
@@ -61,6 +82,10 @@ bool Peer::is_there() const {
 
 void Peer::hear_no_more() const {
   if (fd_ >= 0) shutdown(fd_, SHUT_RD);
+}
+
+void Peer::end() const {
+  if (fd_ >= 0) shutdown(fd_, SHUT_RDWR);
 }
 
 }  // namespace lily::server

@@ -66,8 +66,8 @@ class ItemReader {
   void add_call(Body& body, Json arguments) {
     const auto name = body.text("name");
     if (!name || name->empty()) body.fail("name", "a string is needed");
-    open_assistant().tool_calls.push_back(
-        {flat_name(body.text("namespace").value_or(""), *name), std::move(arguments)});
+    open_assistant().tool_calls.push_back({flat_name(body.text("namespace").value_or(""), *name),
+                                           std::move(arguments), body.text("call_id").value_or("")});
   }
 
   // Thinking, text and calls that follow one another are one answer.

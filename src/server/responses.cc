@@ -25,7 +25,8 @@ void refuse_what_is_not_supported(Body& body) {
 // The tools as functions that the model sees, and how they are called on the wire.
 class Tools {
  public:
-  void read(const Json& list, const std::string& path, const std::string& name_space, std::string& ignored) {
+  void read(const Json& list, const std::string& path, const std::string& name_space,
+            std::vector<std::string>& ignored) {
     for (size_t i = 0; i < list.size(); ++i) {
       const std::string at = fmt::format("{}[{}]", path, i);
       Body tool(list[i], at + ".");
@@ -40,7 +41,7 @@ class Tools {
       } else if (type.empty() || type == "namespace") {
         tool.fail("type", "the type of a tool is needed");
       } else {
-        add_ignored(ignored, "tools of type " + printable(type, 40));  // run by OpenAI's servers
+        ignored.push_back("tools of type " + printable(type, 40));  // run by OpenAI's servers
       }
     }
   }

@@ -13,7 +13,10 @@ namespace {
 class ResponseWriter final : public BlockWriter {
  public:
   explicit ResponseWriter(ResponseAnswer answer)
-      : answer_(std::move(answer)), id_(new_id("resp_")), created_(std::time(nullptr)) {}
+      : BlockWriter("call_"),
+        answer_(std::move(answer)),
+        id_(new_id("resp_")),
+        created_(std::time(nullptr)) {}
 
   std::string begin() override {
     std::string out;
@@ -34,7 +37,7 @@ class ResponseWriter final : public BlockWriter {
  private:
   // An item of the output, which grows with its block.
   struct Item {
-    std::string id, call_id;
+    std::string id;
     const WireTool* tool = nullptr;  // of a call of a declared function
     TextField field{kCustomInput};
     std::string input;  // of a custom tool, decoded
@@ -66,7 +69,6 @@ class ResponseWriter final : public BlockWriter {
         if (const auto at = answer_.tools.find(block.name); at != answer_.tools.end())
           item.tool = &at->second;
         item.id = new_id(item.is_custom() ? "ctc_" : "fc_");
-        item.call_id = new_id("call_");
         break;
     }
     send("response.output_item.added",
@@ -176,7 +178,7 @@ class ResponseWriter final : public BlockWriter {
         break;
       case Block::Kind::call:
         out["type"] = item.is_custom() ? "custom_tool_call" : "function_call";
-        out["call_id"] = item.call_id;
+        out["call_id"] = block.id;
         out["name"] = item.tool == nullptr ? block.name : item.tool->name;
         if (item.tool != nullptr && !item.tool->name_space.empty()) out["namespace"] = item.tool->name_space;
         out[item.is_custom() ? "input" : "arguments"] = item.is_custom() ? item.input : block.text;
@@ -221,7 +223,7 @@ class ResponseWriter final : public BlockWriter {
         said.reasoning_content = said.reasoning_content.value_or("") + block.text;
       else if (block.kind == Block::Kind::text)
         said.content.push_back({text::ContentPart::Kind::text, block.text});
-      else if (block.complete) said.tool_calls.push_back({block.name, Json(block.text)});
+      else if (block.complete) said.tool_calls.push_back({block.name, Json(block.text), block.id});
     }
     messages.push_back(std::move(said));
     return messages;

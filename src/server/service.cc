@@ -14,6 +14,10 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kPoll = std::chrono::milliseconds(100);  // how soon a client that left is noticed
 constexpr size_t kMaxIgnoredNames = 1000;               // that are remembered as logged
 
+ApiError stopping() {
+  return {503, "overloaded_error", "stopping", "", "the server is stopping; the answer was given up"};
+}
+
 }  // namespace
 
 Service::Service(engine::Assistant& assistant, ServiceOptions options)
@@ -26,6 +30,7 @@ Service::Service(engine::Assistant& assistant, ServiceOptions options)
              .preserve_thinking = options_.preserve_thinking} {}
 
 engine::AnswerStream Service::start(const Call& call) {
+  if (gives_up_) throw stopping();
   note_ignored(call.ignored);
   try {
     return std::visit([&](const auto& request) { return assistant_.start(request); }, call.request);
@@ -34,11 +39,15 @@ engine::AnswerStream Service::start(const Call& call) {
   }
 }
 
-void Service::note_ignored(const std::string& names) {
-  if (names.empty()) return;
-  const std::lock_guard lock(ignored_mutex_);
-  if (ignored_.size() < kMaxIgnoredNames && ignored_.insert(names).second)
-    log(LogLevel::info, "request fields without meaning here, ignored: {}", names);
+void Service::note_ignored(const std::vector<std::string>& names) {
+  std::string fresh;
+  {
+    const std::lock_guard lock(ignored_mutex_);
+    for (const std::string& name : names)
+      if (ignored_.size() < kMaxIgnoredNames && ignored_.insert(name).second)
+        fresh += (fresh.empty() ? "" : ", ") + name;
+  }
+  if (!fresh.empty()) log(LogLevel::info, "without meaning here and ignored: {}", fresh);
 }
 
 Outcome Service::pump(engine::AnswerStream& answer,
@@ -57,6 +66,10 @@ Outcome Service::pump(engine::AnswerStream& answer,
     const auto event = answer.next_for(kPoll);
     const auto now = Clock::now();
     if (!is_there()) return leave();
+    if (gives_up_) {
+      answer.cancel();
+      throw stopping();
+    }
     if (!event) {
       if (now - last_event > options_.step_timeout) {
         // A request that waits its turn, or a long step of another one, is not a model that hangs.

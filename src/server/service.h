@@ -63,6 +63,8 @@ class Service {
   void clear_cache() { assistant_.engine().clear_cache(); }
   // Prometheus' text format.
   std::string metrics() const;
+  // Answers that run end with an error, and no others begin: the server stops.
+  void give_up() { gives_up_ = true; }
   void count(int status) { ++(status < 400 ? n_ok_ : status < 500 ? n_refused_ : n_failed_); }
 
  private:
@@ -70,12 +72,13 @@ class Service {
   // is due. Throws ApiError.
   Outcome pump(engine::AnswerStream& answer, const std::function<bool(const engine::AnswerEvent&)>& take,
                const std::function<bool()>& idle, const IsThere& is_there);
-  void note_ignored(const std::string& names);
+  void note_ignored(const std::vector<std::string>& names);
 
   engine::Assistant& assistant_;
   const ServiceOptions options_;
   const ServedModel model_;
   std::atomic<int64_t> n_ok_ = 0, n_refused_ = 0, n_failed_ = 0, n_left_ = 0;
+  std::atomic<bool> gives_up_ = false;
   std::mutex ignored_mutex_;
   std::set<std::string> ignored_;  // names of fields that have been logged
 };

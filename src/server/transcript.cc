@@ -42,7 +42,7 @@ void Transcript::add(const text::OutputEvent& event, std::string_view id_prefix)
       content += event.text;
       break;
     case Kind::call_begin:
-      calls.push_back({new_id(id_prefix), event.text, {}, false});
+      calls.push_back({call_id(id_prefix, event), event.text, {}, false});
       break;
     case Kind::call_arguments:
       calls.at(static_cast<size_t>(event.call)).arguments += event.text;

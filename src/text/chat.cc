@@ -60,6 +60,8 @@ std::vector<ToolCall> parse_tool_calls(const ordered_json& message, const std::s
     if (!call.is_object()) fail(Fault::user, "{}.function: an object is needed", at);
     ToolCall out{string_member(call, "name", at), std::nullopt};
     if (const auto arguments = call.find("arguments"); arguments != call.end()) out.arguments = *arguments;
+    if (const ordered_json* id = member(item, "id"); id != nullptr && id->is_string())
+      out.id = id->get<std::string>();
     calls.push_back(std::move(out));
   }
   return calls;

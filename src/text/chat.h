@@ -22,6 +22,7 @@ struct ToolCall {
   // An object for the template; normalise() turns the string that clients send into one. Absent: no
   // parameters.
   std::optional<nlohmann::ordered_json> arguments;
+  std::string id = {};  // as the client knows it; the template does not write it
 
   bool operator==(const ToolCall&) const = default;
 };

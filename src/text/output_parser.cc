@@ -402,7 +402,7 @@ void ParsedOutput::add(const OutputEvent& event) {
       content += event.text;
       break;
     case OutputEvent::Kind::call_begin:
-      calls.push_back({event.text, {}, false});
+      calls.push_back({event.text, {}, false, event.id});
       break;
     case OutputEvent::Kind::call_arguments:
       calls.at(static_cast<size_t>(event.call)).arguments += event.text;

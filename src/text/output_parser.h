@@ -44,6 +44,7 @@ struct OutputEvent {
   Kind kind;
   int call = -1;  // of the call events: 0, 1, 2 over the answer
   std::string text;
+  std::string id = {};  // of call_begin: clients know the call by it; the parser gives none
 
   bool operator==(const OutputEvent&) const = default;
 };
@@ -157,6 +158,7 @@ struct ParsedOutput {
   struct Call {
     std::string name, arguments;
     bool complete = false;
+    std::string id = {};  // as in OutputEvent
     bool operator==(const Call&) const = default;
   };
   std::string reasoning, content;

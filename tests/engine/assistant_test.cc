@@ -277,6 +277,33 @@ TEST_F(Replay, CallsAreRecognisedHoweverTheirArgumentsAreSpelt) {
   }
 }
 
+TEST_F(Replay, CallsAreRecognisedByTheirIdsWhateverTheClientMakesOfThem) {
+  const ChatRequest first = thinking(with_tools());
+  const std::vector<int32_t> prompt = assistant_->prepare(first).ids;
+  const Whole whole = ask(first, std::string("look\n</think>\n\nI look.\n") + kCall);
+  ASSERT_EQ(whole.output.calls.size(), 1u);
+  const std::string id = whole.output.calls[0].id;
+  EXPECT_EQ(id.size(), 24u);
+  const auto turn = [&](const std::string& call_id) {
+    ChatRequest r = first;
+    text::Message call = text::Message::of("assistant", "I looked, the client says.");
+    call.tool_calls.push_back({"ls", nlohmann::ordered_json{{"path", "/tmp"}, {"added", true}}, call_id});
+    r.messages.push_back(call);
+    r.messages.push_back(text::Message::of("tool", "a.txt"));
+    return r;
+  };
+  for (const std::string prefix : {"", "call_", "toolu_"})
+    EXPECT_TRUE(begins_with(assistant_->prepare(turn(prefix + id)).ids, written(prompt))) << prefix;
+  EXPECT_FALSE(begins_with(assistant_->prepare(turn("call_" + std::string(24, 'x'))).ids, written(prompt)));
+  EXPECT_FALSE(begins_with(assistant_->prepare(turn("")).ids, written(prompt)));
+  // The same id after another conversation is another turn.
+  ChatRequest other = turn("call_" + id);
+  other.messages[0] = text::Message::of("user", "goodbye");
+  const std::vector<int32_t> with = assistant_->prepare(other).ids;
+  assistant_->set_replay(0);
+  EXPECT_EQ(with, assistant_->prepare(other).ids);
+}
+
 TEST_F(Replay, WhatDiffersIsRenderedByTheTemplate) {
   const ChatRequest first = thinking(with_tools());
   ask(first, "so\n</think>\n\nYes.");
@@ -315,17 +342,19 @@ TEST_F(Replay, AnAnswerCutByAStopStringIsNotReplayed) {
 
 TEST(ReplayBook, ForgetsWhatWasNotUsedForTheLongestTime) {
   ReplayBook book(3 * 100 * sizeof(int32_t));
-  const VisibleHash names[] = {{"a"}, {"b"}, {"c"}, {"d"}};
-  for (int i = 0; i < 3; ++i) book.remember(names[i], std::vector<int32_t>(100, i));
+  const text::ParsedOutput says[] = {{"", "a"}, {"", "b"}, {"", "c"}, {"", "d"}};
+  std::vector<VisibleHash> names;
+  for (const text::ParsedOutput& answer : says) names.push_back(ReplayBook::hash_after({}, answer));
+  for (int i = 0; i < 3; ++i) book.remember({}, says[i], std::vector<int32_t>(100, i));
   EXPECT_TRUE(book.find(names[0]));
-  book.remember(names[3], std::vector<int32_t>(100, 3));
+  book.remember({}, says[3], std::vector<int32_t>(100, 3));
   EXPECT_FALSE(book.find(names[1]));
   EXPECT_EQ(book.find(names[0]), std::vector<int32_t>(100, 0));
   EXPECT_EQ(book.find(names[3]), std::vector<int32_t>(100, 3));
   EXPECT_EQ(book.n_bytes(), 3 * 100 * sizeof(int32_t));
-  book.remember(names[0], std::vector<int32_t>(50, 7));
+  book.remember({}, says[0], std::vector<int32_t>(50, 7));
   EXPECT_EQ(book.n_bytes(), 250 * sizeof(int32_t));
-  book.remember(names[2], std::vector<int32_t>(1000, 1));  // more than fits: not kept, nothing lost
+  book.remember({}, says[2], std::vector<int32_t>(1000, 1));  // more than fits: not kept, nothing lost
   EXPECT_EQ(book.find(names[0]), std::vector<int32_t>(50, 7));
 }
 

@@ -39,7 +39,7 @@ TEST(ChatRequest, WhatIsAbsentIsLeftToTheCheckpoint) {
   EXPECT_FALSE(r.thinking.budget);
   EXPECT_EQ(r.top_logprobs, -1);
   EXPECT_EQ(r.messages.size(), 1u);
-  EXPECT_EQ(call.ignored, "");
+  EXPECT_THAT(call.ignored, testing::IsEmpty());
 }
 
 TEST(ChatRequest, SamplingFieldsArrive) {
@@ -56,6 +56,7 @@ TEST(ChatRequest, SamplingFieldsArrive) {
   EXPECT_EQ(r.sampling.seed, std::numeric_limits<uint64_t>::max());
   const std::vector<std::pair<int32_t, float>> bias = {{5, -100.0f}};
   EXPECT_EQ(r.sampling.logit_bias, bias);
+  EXPECT_EQ(request_of(with(R"({"repeat_penalty": 1.2})")).sampling.repetition_penalty, 1.2f);
   EXPECT_EQ(request_of(with(R"({"top_k": -1})")).sampling.top_k, 0);
   EXPECT_EQ(request_of(with(R"({"seed": -1})")).sampling.seed, std::numeric_limits<uint64_t>::max());
 }
@@ -118,17 +119,26 @@ TEST(ChatRequest, WhatWouldChangeTheAnswerAndIsNotSupportedIsRefusedByName) {
            {R"({"prediction": {"type": "content"}})", "prediction"},
            {R"({"functions": [{"name": "f"}]})", "functions"},
            {R"({"function_call": "auto"})", "function_call"},
-           {R"({"web_search_options": {}})", "web_search_options"}})
+           {R"({"web_search_options": {}})", "web_search_options"},
+           {R"({"guided_json": {"type": "object"}})", "guided_json"},
+           {R"({"grammar": "root ::= x"})", "grammar"},
+           {R"({"ignore_eos": true})", "ignore_eos"},
+           {R"({"min_tokens": 5})", "min_tokens"},
+           {R"({"mirostat": 2})", "mirostat"},
+           {R"({"typical_p": 0.9})", "typical_p"}})
     EXPECT_EQ(refused(members).param, param) << members;
   EXPECT_NO_THROW(call_of(with(R"({"modalities": ["text"], "audio": null, "n": 1})")));
+  // What asks for nothing is no reason to refuse.
+  EXPECT_NO_THROW(call_of(with(R"({"ignore_eos": false, "min_tokens": 0, "mirostat": 0, "typical_p": 1.0,
+      "grammar": "", "guided_json": null, "top_n_sigma": -1.0})")));
 }
 
 TEST(ChatRequest, FieldsAboutTheCallerAreAcceptedAndUnknownOnesTold) {
   const Call call =
       call_of(with(R"({"user": "u", "metadata": {"a": "b"}, "store": true, "service_tier": "auto",
-      "safety_identifier": "s", "prompt_cache_key": "k", "repeat_penalty": 1.2,
+      "safety_identifier": "s", "prompt_cache_key": "k", "oddity": 1.2,
       "chat_template_kwargs": {"enable_thinking": false, "add_vision_id": true, "odd": 1}})"));
-  EXPECT_EQ(call.ignored, "chat_template_kwargs: odd, repeat_penalty");
+  EXPECT_THAT(call.ignored, testing::ElementsAre("chat_template_kwargs.odd", "oddity"));
   EXPECT_EQ(std::get<engine::ChatRequest>(call.request).cache_key, "k");
   EXPECT_FALSE(std::get<engine::ChatRequest>(call.request).thinking.enabled);
 }

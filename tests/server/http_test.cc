@@ -1,6 +1,8 @@
 // The server from outside, over a socket: answers, refusals, clients that leave, clients that misbehave.
 #include <fmt/format.h>
 
+#include <gmock/gmock.h>
+
 #include <atomic>
 #include <mutex>
 #include <random>
@@ -17,6 +19,29 @@ using namespace std::chrono_literals;
 class Http : public ScriptedServer {};
 
 Json json_of(const HttpReply& reply) { return Json::parse(reply.body); }
+
+// What is logged while the server runs; the sink is empty again before this goes.
+class Lines {
+ public:
+  Lines() {
+    set_log_sink([lines = lines_](LogLevel, std::string_view line) {
+      const std::lock_guard lock(lines->mutex);
+      lines->all += std::string(line) + "\n";
+    });
+  }
+  ~Lines() { set_log_sink({}); }
+  std::string all() const {
+    const std::lock_guard lock(lines_->mutex);
+    return lines_->all;
+  }
+
+ private:
+  struct Shared {
+    std::mutex mutex;
+    std::string all;
+  };
+  std::shared_ptr<Shared> lines_ = std::make_shared<Shared>();
+};
 
 TEST_F(Http, AnswersAsAWhole) {
   start();
@@ -167,18 +192,13 @@ TEST_F(Http, ANameThatWasMadeToPointHereIsRefused) {
 }
 
 TEST_F(Http, APathCannotForgeALineOfTheLog) {
+  const Lines lines;
   start();
-  static std::mutex mutex;
-  static std::vector<std::string> lines;
-  set_log_sink([](LogLevel, std::string_view line) {
-    const std::lock_guard lock(mutex);
-    lines.emplace_back(line);
-  });
   EXPECT_EQ(ask("GET", "/a%0aFAKE%20LINE").status, 404);
   stop();
-  set_log_sink({});
-  ASSERT_FALSE(lines.empty());
-  for (const std::string& line : lines) EXPECT_EQ(line.find('\n'), std::string::npos) << line;
+  const std::string log = lines.all();
+  EXPECT_NE(log.find("FAKE"), std::string::npos);
+  EXPECT_EQ(log.find("\nFAKE"), std::string::npos) << log;
 }
 
 TEST_F(Http, AnOriginCanBeAllowed) {
@@ -217,6 +237,8 @@ TEST_F(Http, ErrorsAreJsonOfTheRightStatus) {
     const HttpReply reply = ask(c.method, c.path, c.body);
     EXPECT_EQ(reply.status, c.status) << c.method << " " << c.path << " " << c.body;
     EXPECT_TRUE(json_of(reply)["error"]["message"].is_string()) << reply.body;
+    EXPECT_EQ(json_of(reply)["error"]["type"], c.status == 400 ? "invalid_request_error" : "not_found_error")
+        << reply.body;
   }
 }
 
@@ -280,6 +302,32 @@ TEST_F(Http, ASlowSenderIsDropped) {
   expect_alive();
 }
 
+TEST_F(Http, ARequestByteByByteIsDroppedWhenItTakesTooLong) {
+  start({.read_timeout_s = 10, .request_timeout_s = 1});
+  for (const std::string beginning :
+       {"GET /health HTTP/1.1\r\nX: ",
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n"}) {
+    Connection client(port_);
+    client.send(beginning);
+    EXPECT_TRUE(eventually([&] {
+      client.send("a");
+      return client.is_closed_within(10ms);
+    })) << beginning;
+  }
+  expect_alive();
+}
+
+TEST_F(Http, ALongAnswerIsNotALateRequest) {
+  start({.request_timeout_s = 1});
+  executor_->hold();
+  Connection client(port_);
+  client.post("/v1/chat/completions", kHelloStreamed);
+  executor_->await_held();
+  std::this_thread::sleep_for(2500ms);  // the connections are looked at every second
+  executor_->allow(-1);
+  EXPECT_NE(client.read_until("[DONE]").find("four"), std::string::npos);
+}
+
 TEST_F(Http, OfRequestsInOneGoTheFirstIsAnsweredAndTheConnectionCloses) {
   start({.keep_alive_s = 1});
   Connection client(port_);
@@ -290,6 +338,36 @@ TEST_F(Http, OfRequestsInOneGoTheFirstIsAnsweredAndTheConnectionCloses) {
   EXPECT_EQ(json_of(*first)["status"], "ready");
   EXPECT_TRUE(client.is_closed_within(5s));
   expect_alive();
+}
+
+TEST_F(Http, BodiesMayComeInChunksAndAskFirst) {
+  start();
+  const std::string body = kHello;
+  Connection chunked(port_);
+  chunked.send("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n");
+  for (size_t at = 0; at < body.size(); at += 20) {
+    const std::string part = body.substr(at, 20);
+    chunked.send(fmt::format("{:x}\r\n{}\r\n", part.size(), part));
+  }
+  chunked.send("0\r\n\r\n");
+  EXPECT_EQ(json_of(chunked.read().value())["choices"][0]["message"]["content"], says_);
+
+  Connection asking(port_);
+  asking.send(
+      fmt::format("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n"
+                  "Expect: 100-continue\r\n\r\n",
+                  body.size()));
+  EXPECT_EQ(asking.read()->status, 100);
+  asking.send(body);
+  EXPECT_EQ(json_of(asking.read().value())["choices"][0]["message"]["content"], says_);
+}
+
+TEST_F(Http, AQueryIsNoPartOfThePath) {
+  start();
+  EXPECT_EQ(ask("POST", "/v1/messages?beta=true",
+                R"({"model": "x", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]})")
+                .status,
+            200);
 }
 
 TEST_F(Http, AConnectionServesOneRequestAfterTheOther) {
@@ -363,6 +441,78 @@ TEST_F(Http, StoppingFinishesTheAnswersThatRun) {
   executor_->allow(-1);
   EXPECT_NE(client.read_until("[DONE]").find("[DONE]"), std::string::npos);
   stopper.join();
+}
+
+TEST_F(Http, AnswersThatTakeTooLongWhenStoppingAreGivenUp) {
+  for (const char* body : {kHello, kHelloStreamed}) {
+    SCOPED_TRACE(body);
+    start({.drain_s = 0});
+    executor_->hold();
+    Connection client(port_), idle(port_), half(port_);
+    client.post("/v1/chat/completions", body);
+    idle.request("GET", "/health");
+    EXPECT_EQ(idle.read()->status, 200);
+    half.send("POST /v1/chat/completions HTTP/1.1\r\nConte");
+    executor_->await_held();
+    if (body == kHelloStreamed) client.read_until("assistant");
+    std::thread stopper([&] { http_->stop(); });
+    const std::string said = client.read_until("stopping");
+    EXPECT_NE(said.find(R"("code":"stopping")"), std::string::npos) << said;
+    EXPECT_TRUE(idle.is_closed_within(10s));
+    EXPECT_TRUE(half.is_closed_within(10s));
+    stopper.join();
+    stop();
+  }
+}
+
+TEST_F(Http, TheLogSaysWhatARequestCostAndNotWhatItSaid) {
+  const Lines lines;
+  start();
+  const int n_prompt = chat()["usage"]["prompt_tokens"];
+  chat();
+  ask("POST", "/v1/chat/completions", kHelloStreamed);
+  ask("GET", "/health");
+  executor_->fail_wait[static_cast<int>(executor_->steps().size())] = "the device stumbled";
+  ask("POST", "/v1/chat/completions", kHelloStreamed);
+  stop();
+  const std::string log = lines.all();
+  EXPECT_THAT(log, testing::ContainsRegex(fmt::format(
+                       "127.0.0.1 POST /v1/chat/completions 200 [0-9]+ ms, prompt {} \\(0 cached\\), "
+                       "[0-9]+ new, stop\n",
+                       n_prompt)));
+  EXPECT_THAT(log, testing::ContainsRegex(
+                       fmt::format("200 [0-9]+ ms, prompt {} \\([1-9][0-9]* cached\\)", n_prompt)));
+  EXPECT_THAT(log, testing::ContainsRegex("GET /health 200 [0-9]+ ms\n"));
+  EXPECT_THAT(log, testing::ContainsRegex("POST /v1/chat/completions 200 [0-9]+ ms, failed\n"));
+  EXPECT_EQ(log.find("hello"), std::string::npos) << log;
+  EXPECT_EQ(log.find("four"), std::string::npos) << log;
+}
+
+TEST_F(Http, AnIgnoredFieldIsLoggedOnce) {
+  const Lines lines;
+  start();
+  for (const char* more : {R"("oddity": 1, )", R"("oddity": 2, "novelty": 1, )"})
+    ask("POST", "/v1/chat/completions", "{" + (more + std::string(kHello).substr(1)));
+  stop();
+  const std::string log = lines.all();
+  EXPECT_THAT(log, testing::HasSubstr("ignored: oddity\n"));
+  EXPECT_THAT(log, testing::HasSubstr("ignored: novelty\n"));
+}
+
+TEST_F(Http, AFailedStreamCountsAsAFailure) {
+  start();
+  const auto counts = [&](const std::string& result, int n) {
+    return eventually([&] {
+      return service_->metrics().find(fmt::format("lily_http_requests_total{{result=\"{}\"}} {}\n", result,
+                                                  n)) != std::string::npos;
+    });
+  };
+  chat();
+  EXPECT_TRUE(counts("ok", 1));
+  executor_->fail_wait[static_cast<int>(executor_->steps().size())] = "the device stumbled";
+  ask("POST", "/v1/chat/completions", kHelloStreamed);
+  EXPECT_TRUE(counts("failed", 1));
+  EXPECT_TRUE(counts("ok", 1));
 }
 
 TEST_F(Http, TokensAndTemplateCanBeLookedAt) {

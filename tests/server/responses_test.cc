@@ -40,7 +40,7 @@ TEST_F(Responses, FieldsArrive) {
   EXPECT_FALSE(r.tool_choice.parallel);
   EXPECT_THAT(r.messages, testing::ElementsAre(text::Message::of("system", "Be brief."),
                                                text::Message::of("user", "hi")));
-  EXPECT_EQ(call.ignored, "");
+  EXPECT_THAT(call.ignored, testing::IsEmpty());
 }
 
 TEST_F(Responses, ItemsBecomeMessages) {
@@ -59,9 +59,9 @@ TEST_F(Responses, ItemsBecomeMessages) {
   text::Message user{.role = "user", .content = {{text::ContentPart::Kind::text, "ab"}}};
   text::Message first = text::Message::of("assistant", "I look.");
   first.reasoning_content = "hm";
-  first.tool_calls = {{"ls", Json(R"({"p": 1})")},
-                      {"patch", Json::parse(R"({"input": "*** Begin"})")},
-                      {"mcp__x__search", Json("")}};
+  first.tool_calls = {{"ls", Json(R"({"p": 1})"), "c1"},
+                      {"patch", Json::parse(R"({"input": "*** Begin"})"), "c2"},
+                      {"mcp__x__search", Json(""), "c3"}};
   text::Message second = text::Message::of("assistant", "Done.");
   second.reasoning_content = "so";
   EXPECT_THAT(r.messages, testing::ElementsAre(text::Message::of("system", "rules"), user, first,
@@ -94,7 +94,8 @@ TEST_F(Responses, ToolsOfAllKinds) {  // B080
   EXPECT_EQ(tools[2]["function"]["name"], "mcp__x__b");
   EXPECT_EQ(tools[3]["function"]["parameters"]["properties"]["input"]["type"], "string");
   EXPECT_THAT(tools[3]["function"]["description"].get<std::string>(), testing::HasSubstr("start: x"));
-  EXPECT_EQ(call.ignored, "tools of type web_search, tools of type image_generation");
+  EXPECT_THAT(call.ignored,
+              testing::ElementsAre("tools of type web_search", "tools of type image_generation"));
 }
 
 TEST_F(Responses, ToolChoices) {
