@@ -1,0 +1,98 @@
+#!/usr/bin/env python3
+"""Decode speed through the server for one client, beside `lily bench` on the same model.
+
+    python3 tests/soak/speed.py [--lily build/release/lily] [-m models/lily-tiny] [--rounds 7] [--length 256] [--tokens 256]
+
+The two alternate, round by round, so that a machine that gets busier or slower hits both. `bench` is what the engine writes
+without a server; `server` what reaches a client that reads a stream, from its first token to its last one by the client's
+clock. Exit code 1 if the median of the rounds' ratios is below --least. Needs nothing but Python.
+"""
+import argparse
+import http.client
+import json
+import pathlib
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def bench(options):
+    out = subprocess.run([options.lily, "bench", "-m", options.model, "--phase", "decode", "--lengths", str(options.length),
+                          "--tokens", str(options.tokens), "--rounds", "1", "--json", *options.more],
+                         cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return json.loads(out)["results"][0]["tok_s"]["median"]
+
+
+def served(port, options, rng, n_tokens):
+    """Tokens a second by the client's clock and by the server's; an answer that ends early is asked for again."""
+    for _ in range(10):
+        body = {"prompt": [rng.randrange(5, 4000) for _ in range(options.length)], "max_tokens": n_tokens,
+                "temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
+        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        reply = connection.getresponse()
+        first = last = details = usage = None
+        for line in reply:
+            if not line.startswith(b"data: {"):
+                continue
+            last = time.monotonic()
+            first = first or last
+            event = json.loads(line[6:])
+            details = event.get("lily") or details
+            usage = event.get("usage") or usage
+        connection.close()
+        if usage and usage["completion_tokens"] >= n_tokens // 2:
+            return (usage["completion_tokens"] - 1) / (last - first), details["decode_tps"]
+    sys.exit("speed: the model ends its answers early; try another --length")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--lily", default=str(ROOT / "build/release/lily"))
+    parser.add_argument("-m", "--model", default="models/lily-tiny")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--length", type=int, default=256)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--least", type=float, default=0.85, help="the median ratio must not be below")
+    parser.add_argument("more", nargs="*", help="more options of both, after --: -- --threads 2")
+    options = parser.parse_args()
+    port = free_port()
+    server = subprocess.Popen([options.lily, "serve", "-m", options.model, "--port", str(port), "--parallel", "1",
+                               "--ctx", str(options.length + options.tokens + 1), "--quiet", *options.more],
+                              cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    try:
+        for line in server.stderr:
+            if "ready at" in line:
+                break
+        else:
+            sys.exit("speed: the server did not start")
+        rng = random.Random(1)
+        served(port, options, rng, options.tokens)  # warms up
+        ratios = []
+        for i in range(options.rounds):
+            alone = bench(options)
+            client, engine = served(port, options, rng, options.tokens)
+            ratios.append(client / alone)
+            print(f"round {i + 1}: bench {alone:.1f} tok/s, server {client:.1f} tok/s (its own figure {engine:.1f}), ratio {ratios[-1]:.3f}",
+                  flush=True)
+    finally:
+        server.terminate()
+        server.wait()
+    median = statistics.median(ratios)
+    print(f"median ratio {median:.3f}, from {min(ratios):.3f} to {max(ratios):.3f}")
+    return 0 if median >= options.least else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
