@@ -22,13 +22,6 @@ struct Point {
   double length, median, min, max;
 };
 
-std::string escaped(const std::string& text) {
-  std::string out;
-  for (const char c : text)
-    out += c == '<' ? "&lt;" : c == '&' ? "&amp;" : c == '>' ? "&gt;" : std::string(1, c);
-  return out;
-}
-
 // Where a value lies between two others, on a logarithmic scale.
 double share(double value, double low, double high) {
   return high > low ? (std::log(value) - std::log(low)) / (std::log(high) - std::log(low)) : 0.5;
@@ -122,6 +115,13 @@ Point point_of(const Json& result, const Json& tok_s) {
 }
 
 }  // namespace
+
+std::string escaped(const std::string& text) {
+  std::string out;
+  for (const char c : text)
+    out += c == '<' ? "&lt;" : c == '&' ? "&amp;" : c == '>' ? "&gt;" : std::string(1, c);
+  return out;
+}
 
 std::string plot_svg(const Json& document) {
   std::string panels, peer_name;

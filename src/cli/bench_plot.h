@@ -10,6 +10,9 @@ namespace lily::cli {
 // the peer's figures too where there are some. `document` is what lily bench --json prints.
 std::string plot_svg(const nlohmann::ordered_json& document);
 
+// Text between tags.
+std::string escaped(const std::string& text);
+
 // Throws Error(Fault::user) if the file cannot be written.
 void write_plot(const nlohmann::ordered_json& document, const std::string& path);
 

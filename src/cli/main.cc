@@ -7,6 +7,7 @@
 #include <new>
 
 #include "base/error.h"
+#include "cli/ablate.h"
 #include "cli/command.h"
 #include "cli/line_editor.h"
 
@@ -54,6 +55,7 @@ int main(int argc, char** argv) {
   add_eval(app, action);
   add_diff(app, action);
   add_bench(app, action);
+  add_ablate(app, action);
   add_serve(app, action);
   add_synth(app, action);
   add_completions(app, action);

@@ -51,6 +51,23 @@ TEST(Cpu, PerplexityAndTopTokensWithBf16Kv) {
   EXPECT_GE(report.top1_agreement, 188);
 }
 
+TEST(Cpu, PerplexityAndTopTokensWithoutEachMechanism) {
+  LoadedModel& model = test::tiny_on("cpu", FloatType::bf16);
+  const GoldenForced& golden = *test::tiny_goldens().forced;
+  for (int i = 0; i < plan::kMechanisms; ++i) {
+    const auto mechanism = static_cast<plan::Mechanism>(i);
+    const auto policy = plan::without(model.policy(), mechanism);
+    if (!policy) continue;
+    DeviceExecutor executor(
+        model.device(), model.dims(), *policy,
+        plan_memory(model.dims(), *policy, model.device().info().memory_bytes, 0, {.context = 2112}),
+        test::tiny_n_tokens());
+    const ForcedReport report = compare(score(executor, golden.ids, golden.positions), golden);
+    EXPECT_NEAR(report.perplexity_ratio(), 1, 3e-3) << plan::name(mechanism);
+    EXPECT_GE(report.top1_agreement, 188) << plan::name(mechanism);
+  }
+}
+
 TEST(Cpu, AnswersEveryPromptAsTheGoldens) {
   for (const FloatType kv : {FloatType::f32, FloatType::bf16}) {
     Engine engine(test::tiny_on("cpu", kv).make_executor());
