@@ -11,6 +11,7 @@
 #include "backend/cpu/kernels/attention.h"
 #include "backend/cpu/kernels/delta_rule.h"
 #include "backend/cpu/kernels/linear.h"
+#include "backend/cpu/kernels/matrix_unit.h"
 #include "backend/cpu/kernels/norm.h"
 #include "backend/cpu/kernels/short_conv.h"
 #include "backend/cpu/kernels/targets.h"
@@ -22,12 +23,18 @@ namespace {
 
 using model::Storage;
 
-// Random bytes, with scales and biases whose exponents are small: codes do not matter to the time, NaN would.
+// Random bytes; quantised ones with scales and biases near 0.01, since numbers that are not normal cost
+// processors a hundred times as much.
 PageBlock random_tiles(Storage storage, int64_t rows, int64_t cols) {
   PageBlock block(static_cast<size_t>(pack::cpu_packed_bytes(storage, rows, cols)));
   std::mt19937 random(1);
   auto* words = reinterpret_cast<uint32_t*>(block.data());
-  for (size_t i = 0; i < block.size() / 4; ++i) words[i] = static_cast<uint32_t>(random()) & 0x3fff3fffu;
+  const size_t lines = storage == Storage::q4 ? 9 : 17;  // of a group; the last one holds scales and biases
+  for (size_t i = 0; i < block.size() / 4; ++i) {
+    const auto bits = static_cast<uint32_t>(random());
+    const bool is_code = storage != Storage::bf16 && i / 16 % lines != lines - 1;
+    words[i] = is_code ? bits : 0x3c003c00u | (bits & 0x007f007fu);
+  }
   return block;
 }
 
@@ -45,11 +52,14 @@ void set_rates(benchmark::State& state, double bytes, double flops) {
   state.counters["GFLOP/s"] = benchmark::Counter(n * flops / 1e9, benchmark::Counter::kIsRate);
 }
 
-// Target, storage, input width, activation rows; 64 MiB of weights for few rows, 1,024 output rows for many.
+// Target, storage, input width, activation rows, on the matrix unit; 64 MiB of weights for few rows, 1,024
+// output rows for many.
 void linear(benchmark::State& state) {
   const auto target = static_cast<SimdTarget>(state.range(0));
   const auto storage = static_cast<Storage>(state.range(1));
   const int64_t cols = state.range(2), n_rows = state.range(3);
+  const bool on_unit = state.range(4) != 0;
+  if (on_unit && !matrix_unit_present()) return state.SkipWithError("no matrix unit");
   force_target(target);
   const int64_t tile_bytes = pack::cpu_tile_bytes(storage, cols);
   const int64_t out = n_rows > kMaxTileRows ? 1024 : (int64_t{64} << 20) / tile_bytes * 16;
@@ -60,14 +70,18 @@ void linear(benchmark::State& state) {
   const QuantisedRows quantised = quantised_rows(memory.data(), n_rows, cols);
   for (int64_t r = 0; r < n_rows; ++r) quantise_row(x.data() + r * cols, quantised, r);
   std::vector<float> y(static_cast<size_t>(n_rows * out));
+  PageBlock scratch(static_cast<size_t>(matrix_scratch_bytes(cols)));
+  const InputRows in{.quantised = quantised,
+                     .x = x.data(),
+                     .x_stride = cols,
+                     .matrix_scratch = on_unit ? scratch.data() : nullptr};
   for (auto _ : state) {
-    linear_tiles(w, 0, w.n_tiles(), {.quantised = quantised, .x = x.data(), .x_stride = cols}, n_rows,
-                 {y.data(), out, 0, nullptr});
+    linear_tiles(w, 0, w.n_tiles(), in, n_rows, {y.data(), out, 0, nullptr});
     benchmark::ClobberMemory();
   }
   set_rates(state, static_cast<double>(w.n_tiles() * tile_bytes),
             2.0 * static_cast<double>(n_rows * out * cols));
-  state.SetLabel(std::string(to_string(target)));
+  state.SetLabel(std::string(to_string(target)) + (on_unit ? " AMX" : ""));
   force_target(runnable_targets().front());
 }
 
@@ -159,16 +173,21 @@ void register_all() {
     const auto t = static_cast<int64_t>(target);
     for (const int64_t rows : {1, 2, 4, 8, 64}) {
       benchmark::RegisterBenchmark("linear_q4", linear)
-          ->Args({t, static_cast<int64_t>(Storage::q4), 2048, rows});
+          ->Args({t, static_cast<int64_t>(Storage::q4), 2048, rows, 0});
       if (rows != 1 && rows != 64) continue;
       benchmark::RegisterBenchmark("linear_q4", linear)
-          ->Args({t, static_cast<int64_t>(Storage::q4), 512, rows});
+          ->Args({t, static_cast<int64_t>(Storage::q4), 512, rows, 0});
       benchmark::RegisterBenchmark("linear_q8", linear)
-          ->Args({t, static_cast<int64_t>(Storage::q8), 2048, rows});
+          ->Args({t, static_cast<int64_t>(Storage::q8), 2048, rows, 0});
       benchmark::RegisterBenchmark("linear_bf16", linear)
-          ->Args({t, static_cast<int64_t>(Storage::bf16), 2048, rows});
+          ->Args({t, static_cast<int64_t>(Storage::bf16), 2048, rows, 0});
     }
   }
+  for (const int64_t cols : {512, 2048, 4096})
+    for (const int64_t rows : {16, 64, 512})
+      benchmark::RegisterBenchmark("linear_q4", linear)
+          ->Args({static_cast<int64_t>(runnable_targets().front()), static_cast<int64_t>(Storage::q4), cols,
+                  rows, 1});
   benchmark::RegisterBenchmark("quantise_row", quantise)->Arg(2048);
   benchmark::RegisterBenchmark("rms_norm", norm)->Arg(2048);
   for (const int64_t rows : {1, 64, 512}) benchmark::RegisterBenchmark("delta_rule", delta)->Arg(rows);

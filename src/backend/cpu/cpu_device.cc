@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "backend/backend.h"
+#include "backend/cpu/kernels/matrix_unit.h"
 #include "backend/cpu/kernels/targets.h"
 #include "backend/cpu/program.h"
 #include "base/error.h"
@@ -73,6 +74,10 @@ class CpuDevice final : public Device {
     for (const Mechanism m : {Mechanism::p1, Mechanism::p4, Mechanism::p5, Mechanism::d3, Mechanism::d4,
                               Mechanism::d6, Mechanism::d7})
       p.mechanisms.set(static_cast<size_t>(m));
+    if (matrix_unit_present() && current_target() == SimdTarget::avx512_vnni) {
+      p.matrix_unit = plan::MatrixUnit::tensor;
+      p.mechanisms.set(static_cast<size_t>(Mechanism::p6));
+    }
     return p;
   }
 

@@ -46,6 +46,8 @@ PreparedRows::PreparedRows(const LowerContext& context, Lowered& op, plan::View 
   }
   if (quantise) quantised_offset_ = reserve(quantised_bytes(rows_bound_, x.n_cols));
   if (keep_rest_) rest_offset_ = reserve(quantised_bytes(rows_bound_, x.n_cols));
+  if (quantise && context.uses_matrix_unit())
+    matrix_offset_ = reserve_worker(op, matrix_scratch_bytes(x.n_cols));
 }
 
 std::byte* PreparedRows::base(const Step& step, const Worker& worker) const {
@@ -59,6 +61,7 @@ InputRows PreparedRows::rows(const Step& step, const Worker& worker) const {
   if (quantise_)
     rows.quantised = quantised_rows(base(step, worker) + quantised_offset_, rows_bound_, x_.n_cols);
   if (keep_rest_) rows.rest = quantised_rows(base(step, worker) + rest_offset_, rows_bound_, x_.n_cols);
+  if (matrix_offset_ >= 0) rows.matrix_scratch = worker.scratch + matrix_offset_;
   return rows;
 }
 
@@ -100,17 +103,20 @@ std::function<void(const Step&, Worker&)> PreparedRows::prepare() const {
   };
 }
 
-int64_t tiles_per_unit(const TileMatrix& w) {
+int64_t tiles_per_unit(const LowerContext& context, const TileMatrix& w) {
   // Enough units for many threads, and enough bytes that handing them out costs nothing.
   constexpr int64_t kUnits = 32, kBytes = 65536;
-  return std::clamp(w.n_tiles() / kUnits, int64_t{1}, std::max<int64_t>(1, kBytes / w.tile_bytes));
+  // The matrix unit packs the rows of a unit once, for all its tiles.
+  constexpr int64_t kLeastForMatrixUnit = 8;
+  const int64_t n = std::clamp(w.n_tiles() / kUnits, int64_t{1}, std::max<int64_t>(1, kBytes / w.tile_bytes));
+  return context.uses_matrix_unit() ? std::max(n, kLeastForMatrixUnit) : n;
 }
 
-std::vector<TileRange> tile_ranges(const std::vector<TileMatrix>& weights) {
+std::vector<TileRange> tile_ranges(const LowerContext& context, const std::vector<TileMatrix>& weights) {
   std::vector<TileRange> ranges;
   int64_t first_col = 0;
   for (const TileMatrix& w : weights) {
-    const int64_t step = tiles_per_unit(w);
+    const int64_t step = tiles_per_unit(context, w);
     for (int64_t tile = 0; tile < w.n_tiles(); tile += step)
       ranges.push_back({w, first_col, tile, std::min(tile + step, w.n_tiles())});
     first_col += w.rows;

@@ -7,6 +7,7 @@
 #include <functional>
 #include <vector>
 
+#include "backend/cpu/kernels/matrix_unit.h"
 #include "backend/cpu/step.h"
 #include "backend/cpu/weights.h"
 #include "plan/plan.h"
@@ -41,6 +42,10 @@ struct LowerContext {
   int64_t extra_offset = 0;
 
   bool is_small() const { return plan.shape.rows <= kMaxTileRows; }
+  // P6: quantised products of many rows run on the processor's matrix unit.
+  bool uses_matrix_unit() const {
+    return !is_small() && plan.policy.matrix_unit == plan::MatrixUnit::tensor && matrix_unit_present();
+  }
   const model::Dims& dims() const { return plan.dims; }
 };
 

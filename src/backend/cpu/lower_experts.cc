@@ -61,7 +61,7 @@ class Pieces {
       : routing_(routing),
         n_experts_(c.dims().n_experts),
         n_tiles_(shape.n_tiles()),
-        tiles_per_unit_(tiles_per_unit(shape)),
+        tiles_per_unit_(tiles_per_unit(c, shape)),
         n_ranges_((n_tiles_ + tiles_per_unit_ - 1) / tiles_per_unit_) {}
 
   int64_t count(const Step& step) const {
@@ -245,7 +245,7 @@ Lowered lower_op(const plan::ExpertsGateUp& o, const LowerContext& c) {
   std::vector<TileRange> shared_ranges;
   if (o.shared != kNoValue) {
     shared = matrices(c, {{Weight::shared_gate_proj, o.layer}, {Weight::shared_up_proj, o.layer}});
-    shared_ranges = tile_ranges({shared[0]});
+    shared_ranges = tile_ranges(c, {shared[0]});
   }
   const PreparedRows x(c, op, whole(c, o.x), std::nullopt,
                        gate.quantised() || up.quantised() || any_quantised(shared));
@@ -292,7 +292,7 @@ void add_combined_down(Lowered& op, const LowerContext& c, const plan::ExpertsDo
   const TileMatrix shared_w = c.weights.linear({Weight::shared_down_proj, o.layer}).first;
   const PreparedRows x(c, op, whole(c, o.x), std::nullopt, down.quantised());
   const PreparedRows shared(c, op, whole(c, o.shared), std::nullopt, o.shared_down && shared_w.quantised());
-  const std::vector<TileRange> ranges = tile_ranges({down.shape()});
+  const std::vector<TileRange> ranges = tile_ranges(c, {down.shape()});
   const auto n_ranges = std::ssize(ranges);
   const auto prepare_x = x.prepare(), prepare_shared = shared.prepare();
   op.phases.push_back(
@@ -331,7 +331,7 @@ void add_grouped_down(Lowered& op, const LowerContext& c, const plan::ExpertsDow
   const PreparedRows shared(c, op, whole(c, o.shared), std::nullopt, o.shared_down && shared_w.quantised());
   const Pieces pieces(c, o.routing, down.shape());
   const std::vector<TileRange> shared_ranges =
-      o.shared_down ? tile_ranges({shared_w}) : std::vector<TileRange>();
+      o.shared_down ? tile_ranges(c, {shared_w}) : std::vector<TileRange>();
   const int64_t hidden = c.dims().hidden, rows = c.plan.shape.rows;
   const int64_t products_at = reserve_extra(c, op, rows * kExpertsPerToken * hidden * 4);
   const int64_t shared_at = reserve_extra(c, op, rows * hidden * 4);

@@ -25,7 +25,7 @@ void add_linear_phase(Lowered& op, const LowerContext& context, const std::vecto
   LILY_CHECK(n_out == context.plan.value(y).cols, "{} outputs for {} columns of {}", n_out,
              context.plan.value(y).cols, context.plan.value(y).name);
   rows.add_phase(op);
-  const auto ranges = tile_ranges(weights);
+  const auto ranges = tile_ranges(context, weights);
   const auto n_ranges = std::ssize(ranges);
   op.phases.push_back({[=](const Step& step) { return n_ranges * row_blocks(step.rows(row_space)); },
                        [=](const Step& step, Worker& worker, int64_t unit) {

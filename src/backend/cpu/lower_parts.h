@@ -41,6 +41,7 @@ class PreparedRows {
   int64_t offset_ = 0;            // of the normalised rows, in the op's extra or the worker's scratch memory
   int64_t quantised_offset_ = 0;  // likewise
   int64_t rest_offset_ = 0;       // likewise
+  int64_t matrix_offset_ = -1;    // of the matrix unit's memory in the worker's; -1: it is not used
 };
 
 // Some tiles of a weight.
@@ -51,8 +52,8 @@ struct TileRange {
 };
 
 // All tiles of weights whose outputs follow one another, in pieces of a size that threads can share out.
-std::vector<TileRange> tile_ranges(const std::vector<TileMatrix>& weights);
-int64_t tiles_per_unit(const TileMatrix& w);
+std::vector<TileRange> tile_ranges(const LowerContext& context, const std::vector<TileMatrix>& weights);
+int64_t tiles_per_unit(const LowerContext& context, const TileMatrix& w);
 
 std::vector<TileMatrix> matrices(const LowerContext& context, const std::vector<plan::WeightId>& ids);
 bool any_quantised(const std::vector<TileMatrix>& weights);

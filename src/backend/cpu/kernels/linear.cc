@@ -1,6 +1,10 @@
 #include "backend/cpu/kernels/linear.h"
 
 #include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "backend/cpu/kernels/matrix_unit.h"
 
 // clang-format off
 #undef HWY_TARGET_INCLUDE
@@ -42,11 +46,111 @@ void add_rest(const TileMatrix& w, int64_t tile, const RowRef* rows, int n, floa
     for (int i = 0; i < 16; ++i) values[r][i] += products[r][i];
 }
 
+#if HWY_TARGET == HWY_AVX3_DL
+// For fewer rows the vector loop is as fast as a block of the unit.
+constexpr int64_t kLeastMatrixRows = 6;
+
+// The rows of products that the matrix unit computes: all, or all but a short last block.
+int64_t matrix_rows(const TileMatrix& w, const InputRows& x, int64_t n_rows) {
+  if (x.matrix_scratch == nullptr || w.storage != model::Storage::q4 || x.rest.planes != nullptr) return 0;
+  return n_rows % kMatrixRows >= kLeastMatrixRows ? n_rows : n_rows / kMatrixRows * kMatrixRows;
+}
+
+// Activation rows and the codes of some tiles as the matrix unit wants them.
+class MatrixOperands {
+ public:
+  MatrixOperands(std::byte* scratch, int64_t n_groups)
+      : n_groups_(n_groups),
+        codes_(reinterpret_cast<uint8_t*>(scratch)),
+        planes_(reinterpret_cast<int8_t*>(codes_ + kMatrixTiles * n_groups * 1024)),
+        scales_(reinterpret_cast<float*>(planes_ + kMatrixBlock * n_groups * 128)),
+        sums_(scales_ + kMatrixBlock * n_groups) {}
+
+  // Rows that do not fill a block are followed by copies of the last one.
+  void pack_rows(const InputRows& x, int64_t first, int64_t n_rows) {
+    for (int64_t i = 0; i < (n_rows + kMatrixRows - 1) / kMatrixRows * kMatrixRows; ++i) {
+      const RowRef row = x.row(first + std::min(i, n_rows - 1));
+      const int64_t block = i / kMatrixRows * n_groups_, r = i % kMatrixRows;
+      for (int64_t group = 0; group < n_groups_; ++group) {
+        int8_t* to = planes_ + ((block + group) * 2 * kMatrixRows + r) * 64;
+        std::memcpy(to, row.planes + group * 128, 64);
+        std::memcpy(to + kMatrixRows * 64, row.planes + group * 128 + 64, 64);
+        scales_[(block + group) * kMatrixRows + r] = row.scales[group].scale;
+        sums_[(block + group) * kMatrixRows + r] = row.scales[group].sum;
+      }
+    }
+  }
+  MatrixRows rows(int64_t block) const {
+    block *= n_groups_;
+    return {planes_ + block * 2 * kMatrixRows * 64, scales_ + block * kMatrixRows,
+            sums_ + block * kMatrixRows};
+  }
+  MatrixTile tile(int i, const uint8_t* packed) {
+    uint8_t* codes = codes_ + i * n_groups_ * 1024;
+    MatrixUnit::unpack_codes(packed, n_groups_, codes);
+    return {packed, codes};
+  }
+
+ private:
+  const int64_t n_groups_;
+  uint8_t* const codes_;  // [kMatrixTiles][n_groups][1024]
+  int8_t* const planes_;  // [kMatrixBlock / 16][n_groups][2][16][64]
+  float* const scales_;   // [kMatrixBlock / 16][n_groups][16]
+  float* const sums_;     // likewise
+};
+
+// Runs n_rows rows through pairs of tiles: tiles 2i and 2i + 1 of a pass come from tile(i), and
+// emit(i, row, a, b) gets their outputs for a row.
+template <class TilesOf, class Emit>
+void multiply_pairs(const InputRows& x, int64_t n_rows, int64_t n_groups, int64_t n_pairs, TilesOf tiles_of,
+                    Emit emit) {
+  alignas(64) float out[kMatrixTiles][kMatrixRows][16];
+  MatrixOperands operands(x.matrix_scratch, n_groups);
+  MatrixUnit unit;
+  for (int64_t first = 0; first < n_rows; first += kMatrixBlock) {
+    const int64_t n = std::min(kMatrixBlock, n_rows - first);
+    operands.pack_rows(x, first, n);
+    for (int64_t pair = 0; pair < n_pairs; pair += kMatrixTiles / 2) {
+      MatrixTile tiles[kMatrixTiles];
+      const int n_tiles = static_cast<int>(std::min<int64_t>(kMatrixTiles, 2 * (n_pairs - pair)));
+      for (int i = 0; i < n_tiles; i += 2) {
+        const auto [a, b] = tiles_of(pair + i / 2);
+        tiles[i] = operands.tile(i, a);
+        tiles[i + 1] = operands.tile(i + 1, b);
+      }
+      for (int64_t block = 0; block * kMatrixRows < n; ++block) {
+        unit.multiply({tiles, static_cast<size_t>(n_tiles)}, n_groups, operands.rows(block), out);
+        for (int i = 0; i < n_tiles; i += 2)
+          for (int64_t r = 0; r < std::min<int64_t>(kMatrixRows, n - block * kMatrixRows); ++r)
+            emit(pair + i / 2, first + block * kMatrixRows + r, out[i][r], out[i + 1][r]);
+      }
+    }
+  }
+}
+#else
+int64_t matrix_rows(const TileMatrix&, const InputRows&, int64_t) { return 0; }
+#endif
+
 void linear(const TileMatrix& w, int64_t tile_begin, int64_t tile_end, const InputRows& x, int64_t n_rows,
             const OutputRows& out) {
   alignas(64) float values[2][kMaxTileRows][16];
   RowRef rows[kMaxTileRows];
-  for (int64_t block = 0; block < n_rows; block += kRowBlock) {
+  const int64_t n_matrix = matrix_rows(w, x, n_rows);
+#if HWY_TARGET == HWY_AVX3_DL
+  if (n_matrix > 0)
+    multiply_pairs(
+        x, n_matrix, w.cols / model::kQuantGroup, (tile_end - tile_begin + 1) / 2,
+        [&](int64_t pair) {  // an odd last tile is its own partner
+          const int64_t a = tile_begin + 2 * pair;
+          return std::pair(w.tile(a), w.tile(std::min(a + 1, tile_end - 1)));
+        },
+        [&](int64_t pair, int64_t row, const float* a, const float* b) {
+          const int64_t tile = tile_begin + 2 * pair;
+          store_tile(a, row, tile, w.rows, out);
+          if (tile + 1 < tile_end) store_tile(b, row, tile + 1, w.rows, out);
+        });
+#endif
+  for (int64_t block = n_matrix; block < n_rows; block += kRowBlock) {
     const int64_t block_end = std::min(block + kRowBlock, n_rows);
     for (int64_t tile = tile_begin; tile < tile_end; tile += 2) {
       const bool two = tile + 1 < tile_end;
@@ -66,13 +170,30 @@ void linear(const TileMatrix& w, int64_t tile_begin, int64_t tile_end, const Inp
   }
 }
 
+// gates = silu(gates) * ups, 16 of them.
+HWY_INLINE void silu_times(float* HWY_RESTRICT gates, const float* HWY_RESTRICT ups) {
+  const TileF32 d;
+  for (size_t i = 0; i < 16; i += hn::Lanes(d))
+    hn::Store(hn::Mul(silu_of(d, hn::Load(d, gates + i)), hn::Load(d, ups + i)), d, gates + i);
+}
+
 void gate_up(const TileMatrix& gate, const TileMatrix& up, int64_t tile_begin, int64_t tile_end,
              const InputRows& x, int64_t n_rows, const OutputRows& out) {
-  const TileF32 d;
   alignas(64) float gates[kMaxTileRows][16];
   alignas(64) float ups[kMaxTileRows][16];
   RowRef rows[kMaxTileRows];
-  for (int64_t block = 0; block < n_rows; block += kRowBlock) {
+  const int64_t n_matrix = up.storage == gate.storage ? matrix_rows(gate, x, n_rows) : 0;
+#if HWY_TARGET == HWY_AVX3_DL
+  if (n_matrix > 0)
+    multiply_pairs(
+        x, n_matrix, gate.cols / model::kQuantGroup, tile_end - tile_begin,
+        [&](int64_t pair) { return std::pair(gate.tile(tile_begin + pair), up.tile(tile_begin + pair)); },
+        [&](int64_t pair, int64_t row, float* g, const float* u) {
+          silu_times(g, u);
+          store_tile(g, row, tile_begin + pair, gate.rows, out);
+        });
+#endif
+  for (int64_t block = n_matrix; block < n_rows; block += kRowBlock) {
     const int64_t block_end = std::min(block + kRowBlock, n_rows);
     for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
       for (int64_t first = block; first < block_end; first += kMaxTileRows) {
@@ -82,10 +203,7 @@ void gate_up(const TileMatrix& gate, const TileMatrix& up, int64_t tile_begin, i
         add_rest(gate, tile, rows, n, gates);
         add_rest(up, tile, rows, n, ups);
         for (int r = 0; r < n; ++r) {
-          for (size_t i = 0; i < 16; i += hn::Lanes(d)) {
-            const auto act = silu_of(d, hn::Load(d, gates[r] + i));
-            hn::Store(hn::Mul(act, hn::Load(d, ups[r] + i)), d, gates[r] + i);
-          }
+          silu_times(gates[r], ups[r]);
           store_tile(gates[r], first + r, tile, gate.rows, out);
         }
       }
@@ -112,6 +230,11 @@ namespace lily::backend::cpu {
 HWY_EXPORT(linear);
 HWY_EXPORT(gate_up);
 HWY_EXPORT(accumulate);
+
+int64_t matrix_scratch_bytes(int64_t cols) {
+  const int64_t n_groups = cols / model::kQuantGroup;
+  return n_groups * (kMatrixTiles * 1024 + kMatrixBlock * (128 + 2 * static_cast<int64_t>(sizeof(float))));
+}
 
 void linear_tiles(const TileMatrix& w, int64_t tile_begin, int64_t tile_end, const InputRows& x,
                   int64_t n_rows, const OutputRows& out) {

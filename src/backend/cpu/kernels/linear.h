@@ -3,8 +3,10 @@
 // A call covers some tiles (16 output rows each) and all activation rows; threads divide the tiles. Every
 // output is summed by one thread in one order (dot_tile-inl.h). A tile is read from memory once per kRowBlock
 // rows and stays in L1 while those rows pass over it, eight at a time; 4-bit codes are unpacked in registers.
+// Where there is a matrix unit, blocks of 16 rows go through it; the results are the same to the bit.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "backend/cpu/kernels/quantise.h"
@@ -45,6 +47,9 @@ struct InputRows {
   int64_t x_stride = 0;
   const int32_t* ids = nullptr;
   int32_t per_row = 1;
+  // Memory of the calling thread, matrix_scratch_bytes() of it, 64-byte aligned; null: without the matrix
+  // unit.
+  std::byte* matrix_scratch = nullptr;
 
   // The same from product row `first` on.
   InputRows from(int64_t first) const {
@@ -91,6 +96,9 @@ struct OutputRows {
     return {y + first * stride, stride, first_col, residual == nullptr ? nullptr : residual + first * stride};
   }
 };
+
+// What products of weights of so many columns need to run on the matrix unit (matrix_unit.h).
+int64_t matrix_scratch_bytes(int64_t cols);
 
 void linear_tiles(const TileMatrix& w, int64_t tile_begin, int64_t tile_end, const InputRows& x,
                   int64_t n_rows, const OutputRows& out);

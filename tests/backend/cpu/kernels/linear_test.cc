@@ -1,5 +1,10 @@
 #include "backend/cpu/kernels/linear.h"
 
+#include <set>
+#include <tuple>
+
+#include "backend/cpu/kernels/matrix_unit.h"
+#include "model/dims.h"
 #include "tests/backend/cpu/kernels/kernel_test.h"
 
 namespace lily::backend::cpu {
@@ -236,6 +241,76 @@ TEST_P(LinearTiles, AccumulateAddsTheWeightedProduct) {
   accumulate_tile(w.matrix(), 1, rows.input().row(0), 0.25f, sum.data());
   for (size_t i = 0; i < 16; ++i)
     EXPECT_NEAR(sum[i], 2.0 + 0.25 * plain[16 + i], 4 * kEps * (2 + std::abs(plain[16 + i])));
+}
+
+// Every width of the real plan's weights with the rows of a large prompt chunk; all outputs would say no more
+// than the first and the last tiles of each.
+TEST_P(LinearTiles, AgreesWithDoublePrecisionForTheRealPlansWeights) {
+  std::set<std::tuple<Storage, int64_t, int64_t>> seen;  // outputs beyond whole pairs of tiles, columns
+  for (const model::WeightSpec& spec : model::catalogue(model::qwen36_35b_a3b())) {
+    if (!spec.quantisable) continue;
+    const int64_t n_out = spec.shape[spec.shape.size() - 2], cols = spec.shape.back();
+    const int64_t few = std::min<int64_t>(n_out, 32 + n_out % 32);
+    const Storage storage = model::published_storage(spec.id.weight);
+    if (seen.emplace(storage, few, cols).second) check_linear(storage, few, cols, 18);
+  }
+  EXPECT_GE(seen.size(), 4u);
+}
+
+// The matrix unit's results and the vector path's, both without NaN where memory is not written.
+TEST(MatrixUnit, GivesTheBitsOfTheVectorPath) {
+  if (!matrix_unit_present() || current_target() != SimdTarget::avx512_vnni)
+    GTEST_SKIP() << "this processor has no AMX, or the system does not grant it";
+  std::mt19937 random(17);
+  for (const int64_t cols : {64, 128, 512, 2048, 4096}) {
+    const TestWeight w(Storage::q4, 16 * 7 + 5, cols, random), up(Storage::q4, 16 * 7 + 5, cols, random);
+    const int64_t n_out = w.rows, n_tiles = w.matrix().n_tiles();
+    const TestRows rows(80, cols, random_floats(80 * cols, random));
+    Aligned<std::byte> scratch(matrix_scratch_bytes(cols));
+    std::vector<int32_t> ids(80);
+    for (int32_t& id : ids) id = static_cast<int32_t>(random() % (80 * 8));
+    for (const int64_t n_rows : {5, 6, 15, 16, 17, 22, 64, 65, 80}) {
+      for (const bool by_id : {false, true}) {
+        SCOPED_TRACE(testing::Message() << cols << " columns, " << n_rows << " rows, by id " << by_id);
+        InputRows in = rows.input();
+        if (by_id) {
+          in.ids = ids.data();
+          in.per_row = 8;
+        }
+        const auto n = static_cast<size_t>(n_rows * n_out);
+        std::vector<float> y[2], activated[2];
+        for (const bool with_unit : {false, true}) {
+          y[with_unit].assign(n, 7.0f);
+          activated[with_unit].assign(n, 7.0f);
+          in.matrix_scratch = with_unit ? scratch.data() : nullptr;
+          // All tiles but the first: an odd number of them, the last one cut.
+          linear_tiles(w.matrix(), 1, n_tiles, in, n_rows, {y[with_unit].data(), n_out, 0, nullptr});
+          gate_up_tiles(w.matrix(), up.matrix(), 1, n_tiles, in, n_rows,
+                        {activated[with_unit].data(), n_out, 0, nullptr});
+        }
+        EXPECT_EQ(0, std::memcmp(y[0].data(), y[1].data(), n * sizeof(float)));
+        EXPECT_EQ(0, std::memcmp(activated[0].data(), activated[1].data(), n * sizeof(float)));
+        EXPECT_EQ(y[1][0], 7.0f);
+        EXPECT_NE(y[1][16], 7.0f);
+      }
+    }
+  }
+}
+
+TEST(MatrixUnit, WhatIsNotFiniteReachesEveryOutputOfItsRowAlone) {
+  if (!matrix_unit_present() || current_target() != SimdTarget::avx512_vnni)
+    GTEST_SKIP() << "this processor has no AMX, or the system does not grant it";
+  std::mt19937 random(18);
+  const TestWeight w(Storage::q4, 32, 128, random);
+  auto x = random_floats(16 * 128, random);
+  x[15 * 128 + 70] = std::numeric_limits<float>::infinity();
+  const TestRows rows(16, 128, x);
+  Aligned<std::byte> scratch(matrix_scratch_bytes(128));
+  InputRows in = rows.input();
+  in.matrix_scratch = scratch.data();
+  std::vector<float> y(16 * 32);
+  linear_tiles(w.matrix(), 0, 2, in, 16, {y.data(), 32, 0, nullptr});
+  for (size_t i = 0; i < y.size(); ++i) EXPECT_EQ(std::isnan(y[i]), i >= 15 * 32) << i;
 }
 
 TEST(LinearTargets, TargetsWithFusedMultiplyAddAgreeToTheBit) {
