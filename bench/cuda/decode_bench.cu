@@ -318,7 +318,7 @@ void gate_up(const Model& m, const Layer& l, cudaStream_t s) {
   p.shared_up = l.shared_up;
   p.act = m.act;
   p.shared_act = m.shared_act;
-  launch_experts_gate_up_decode(p, s);
+  launch_experts_gate_up_decode(p, m.n_sms, s);
 }
 void down(const Model& m, const Layer& l, cudaStream_t s) {
   ExpertsDownDecode p;

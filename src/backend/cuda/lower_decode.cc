@@ -200,7 +200,7 @@ void gate_up_rows(const Run& run, const plan::ExpertsGateUp& op, const plan::Nor
     p.shared_up = records(run.weights.get({Weight::shared_up_proj, op.layer}));
     p.shared_act = run.data<uint16_t>(op.shared);
   }
-  launch_experts_gate_up_decode(p, run.stream);
+  launch_experts_gate_up_decode(p, run.n_sms, run.stream);
 }
 
 void down_rows(const Run& run, const plan::ExpertsDownCombine& op, const plan::NormRouter* router) {

@@ -101,7 +101,7 @@ TEST_P(ExpertsDecodeTest, RouterGateUpAndDownMatchTheExactModel) {
   g.shared_up = psu.get();
   g.act = act.get();
   g.shared_act = shared_act.get();
-  launch_experts_gate_up_decode(g, nullptr);
+  launch_experts_gate_up_decode(g, 132, nullptr);
 
   ExpertsDownDecode w;
   w.act = act.get();
@@ -203,7 +203,7 @@ TEST_P(ExpertsDecodeTest, RouterGateUpAndDownMatchTheExactModel) {
   act.poison();
   g.logits = nullptr;
   w.logits = nullptr;
-  launch_experts_gate_up_decode(g, nullptr);
+  launch_experts_gate_up_decode(g, 5, nullptr);
   launch_experts_down_decode(w, nullptr);
   const auto again = out.download();
   EXPECT_EQ(std::memcmp(again.data(), got_out.data(), again.size() * 4), 0);
@@ -250,7 +250,7 @@ TEST_F(KernelTest, TheRouterPrefersLowerIndicesOnTies) {
   g.n_experts = n_experts;
   g.gate = g.up = pg.get();
   g.act = act.get();
-  launch_experts_gate_up_decode(g, nullptr);
+  launch_experts_gate_up_decode(g, 2, nullptr);
   const auto got = ids.download();
   const auto w = weights.download();
   for (int j = 0; j < 8; ++j) {

@@ -144,11 +144,6 @@ __global__ void __launch_bounds__(kThreads) delta_mixer_decode(DeltaDecode p) {
   }
 #pragma unroll
   for (int m = 1; m < 8; m <<= 1) o += shuffle_xor(o, m);
-#pragma unroll
-  for (int i = 0; i < 4; ++i)
-    *reinterpret_cast<float4*>(p.delta_state +
-                               static_cast<size_t>(dst) * static_cast<size_t>(p.delta_slot_stride) +
-                               in_state + static_cast<size_t>(32 * i)) = state[i];
   if (lane8 == 0) s->o[column] = o;
   block_sync();
   if (thread < 32) {
@@ -156,20 +151,30 @@ __global__ void __launch_bounds__(kThreads) delta_mixer_decode(DeltaDecode p) {
     if (thread == 0) s->o_square = sum;
   }
   cluster_sync();
-  if (rank == 0) shift_channel(p, qk, qk_channel, dst, channels, qk_now);
+  float sum = 0;
   if (thread < kColumns) {
-    shift_channel(p, v, v_channel, dst, channels, v_now);
-    float sum = 0;
 #pragma unroll
     for (int i = 0; i < kParts; ++i)
       sum += cluster_read(&s->o_square, static_cast<unsigned>(rank / kParts * kParts + i));
+  }
+  warp_sync();
+  cluster_leave();
+  // Stores come last: in front of a meeting they would have to reach the L2 first.
+  if (thread < kColumns) {
     const float r = reciprocal_sqrt(sum / kHead + p.epsilon);
     const int col = part * kColumns + thread;
     p.y[static_cast<size_t>(row) * static_cast<size_t>(2 * key_width) +
         static_cast<size_t>(head * kHead + col)] =
-        static_cast<uint16_t>(bf16_bits(s->o[thread] * r * norm * silu(bf16_value(z_bits))));
+        static_cast<uint16_t>(bf16_bits(s->o[thread] * r * norm * silu_bf16(bf16_value(z_bits))));
+    shift_channel(p, v, v_channel, dst, channels, v_now);
   }
-  cluster_sync();  // nobody leaves while its shared memory may be read
+  if (rank == 0) shift_channel(p, qk, qk_channel, dst, channels, qk_now);
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    *reinterpret_cast<float4*>(p.delta_state +
+                               static_cast<size_t>(dst) * static_cast<size_t>(p.delta_slot_stride) +
+                               in_state + static_cast<size_t>(32 * i)) = state[i];
+  cluster_wait();  // nobody leaves while its shared memory may be read
 }
 
 }  // namespace

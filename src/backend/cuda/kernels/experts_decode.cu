@@ -112,7 +112,7 @@ __host__ __device__ GateUpLayout gate_up_layout(const ExpertsGateUpDecode& p) {
   return l;
 }
 
-__global__ void __launch_bounds__(kThreads) experts_gate_up_q4_decode(ExpertsGateUpDecode p) {
+__global__ void __launch_bounds__(kThreads, 2) experts_gate_up_q4_decode(ExpertsGateUpDecode p) {
   unsigned char* shared = shared_memory();
   const GateUpLayout l = gate_up_layout(p);
   auto* barriers = reinterpret_cast<MBarrier*>(shared + l.barriers);
@@ -122,10 +122,15 @@ __global__ void __launch_bounds__(kThreads) experts_gate_up_q4_decode(ExpertsGat
   const int expert_tiles = p.width / kTileRows;
   const int n_pairs = kTop * expert_tiles, n_shared = p.shared_width / kTileRows;
   // Tiles of the block: its shared pairs first (static, asked for before the wait), then its routed pairs;
-  // each as gate tile, up tile.
-  const int shared_first = static_cast<int>(blockIdx.x) * p.shared_pairs_per_block;
-  int my_shared =
-      n_shared - shared_first < p.shared_pairs_per_block ? n_shared - shared_first : p.shared_pairs_per_block;
+  // each as gate tile, up tile. Blocks beyond the routed ones have shared pairs only: no SM stays empty, so
+  // that none takes two blocks of the kernel behind.
+  const int extra = static_cast<int>(blockIdx.x) - p.routed_blocks,
+            room = p.pairs_per_block + p.shared_pairs_per_block;
+  const int shared_first = extra >= 0 ? extra * room
+                                      : (static_cast<int>(gridDim.x) - p.routed_blocks) * room +
+                                            static_cast<int>(blockIdx.x) * p.shared_pairs_per_block;
+  const int shared_most = extra >= 0 ? room : p.shared_pairs_per_block;
+  int my_shared = n_shared - shared_first < shared_most ? n_shared - shared_first : shared_most;
   if (my_shared < 0) my_shared = 0;
   const int first = static_cast<int>(blockIdx.x) * p.pairs_per_block;
   int my_pairs = n_pairs - first < p.pairs_per_block ? n_pairs - first : p.pairs_per_block;
@@ -146,6 +151,8 @@ __global__ void __launch_bounds__(kThreads) experts_gate_up_q4_decode(ExpertsGat
   }
   pdl_wait();
   pdl_trigger();
+  const Bf16Part normed =
+      load_bf16_row(p.normed + static_cast<size_t>(row) * static_cast<size_t>(p.hidden), p.hidden);
   if (p.logits != nullptr) {
     select_top8(p.logits + static_cast<size_t>(row) * static_cast<size_t>(p.logits_stride), p.n_experts, top,
                 reinterpret_cast<Top8Scratch*>(shared + l.scratch));
@@ -166,8 +173,7 @@ __global__ void __launch_bounds__(kThreads) experts_gate_up_q4_decode(ExpertsGat
     p.weights[row * kTop + static_cast<int>(threadIdx.x)] = top8_weight(*top, static_cast<int>(threadIdx.x));
   }
   auto* scales = reinterpret_cast<GroupScale*>(shared + l.sums);
-  stage_bf16_row(p.normed + static_cast<size_t>(row) * static_cast<size_t>(p.hidden), p.hidden, shared + l.x,
-                 scales, 1);
+  stage_bf16_part(normed, p.hidden, shared + l.x, scales, 1);
   block_sync();
 
   auto* partial = reinterpret_cast<float*>(shared + l.partial);
@@ -189,7 +195,7 @@ __global__ void __launch_bounds__(kThreads) experts_gate_up_q4_decode(ExpertsGat
         sum_units(partial + 2 * pair * p.units_per_tile * kTileRows + r, p.units_per_tile, kTileRows);
     const float up =
         sum_units(partial + (2 * pair + 1) * p.units_per_tile * kTileRows + r, p.units_per_tile, kTileRows);
-    const auto y = static_cast<uint16_t>(bf16_bits(silu(gate) * up));
+    const auto y = static_cast<uint16_t>(bf16_bits(silu_bf16(gate) * up));
     if (pair < my_shared) {
       p.shared_act[static_cast<size_t>(row) * static_cast<size_t>(p.shared_width) +
                    static_cast<size_t>((shared_first + pair) * kTileRows + r)] = y;
@@ -274,13 +280,13 @@ __global__ void __launch_bounds__(kDownThreads) experts_down_q4_decode(ExpertsDo
   if (p.logits == nullptr) choose_and_request();
 
   // Wanted at the end only, asked for now.
-  const size_t out_at =
-      static_cast<size_t>(row) * static_cast<size_t>(p.hidden) + tile * kTileRows + threadIdx.x % kTileRows;
+  const size_t out_at = static_cast<size_t>(row) * static_cast<size_t>(p.hidden) + tile * kTileRows +
+                        threadIdx.x / 16 % kTileRows;
   const float residual = load_l2(p.residual_in + out_at);
-  const float shared_weight =
-      shared_groups > 0 ? sigmoid(load_l2(p.shared_logit + static_cast<size_t>(row) *
-                                                               static_cast<size_t>(p.shared_logit_stride)))
-                        : 0.0f;
+  const float shared_logit =
+      shared_groups > 0
+          ? load_l2(p.shared_logit + static_cast<size_t>(row) * static_cast<size_t>(p.shared_logit_stride))
+          : 0.0f;
   auto* scales = reinterpret_cast<GroupScale*>(shared + l.sums);
   const int eighths = p.width / 8, n_routed = kTop * eighths, n_eighths = n_routed + p.shared_width / 8;
   for (int i = static_cast<int>(threadIdx.x); (i & ~31) < n_eighths; i += static_cast<int>(kDownThreads)) {
@@ -316,18 +322,17 @@ __global__ void __launch_bounds__(kDownThreads) experts_down_q4_decode(ExpertsDo
         partial + unit * kTileRows);
   }
   block_sync();
-  if (threadIdx.x < kTileRows) {
-    const int r = static_cast<int>(threadIdx.x);
-    float mix = 0;
+  // 16 lanes a row of the output: lane j < 9 sums the units of its expert.
+  const int r = static_cast<int>(threadIdx.x) / 16, j = static_cast<int>(threadIdx.x) % 16;
+  if (r < kTileRows) {  // whole warps
+    float y = 0;
+    if (j < kTop) y = top->weights[j] * sum_units(partial + j * units * kTileRows + r, units, kTileRows);
+    else if (j == kTop && shared_groups > 0)
+      y = sigmoid(shared_logit) *
+          sum_units(partial + kTop * units * kTileRows + r, static_cast<int>(l.units_shared), kTileRows);
 #pragma unroll
-    for (int j = 0; j < kTop; ++j)
-      mix = fmaf(top->weights[j], sum_units(partial + j * units * kTileRows + r, units, kTileRows), mix);
-    if (shared_groups > 0)
-      mix =
-          fmaf(shared_weight,
-               sum_units(partial + kTop * units * kTileRows + r, static_cast<int>(l.units_shared), kTileRows),
-               mix);
-    p.residual_out[out_at] = residual + mix;
+    for (unsigned m = 1; m < 16; m <<= 1) y += shuffle_xor(y, m);
+    if (j == 0) p.residual_out[out_at] = residual + y;
   }
 }
 
@@ -341,17 +346,22 @@ void launch_router_decode(const RouterDecode& p, cudaStream_t stream) {
   launch(router_q8_decode, p, shape, stream);
 }
 
-void launch_experts_gate_up_decode(ExpertsGateUpDecode p, cudaStream_t stream) {
+void launch_experts_gate_up_decode(ExpertsGateUpDecode p, int n_sms, cudaStream_t stream) {
   const int n_pairs = kTop * (p.width / kTileRows), n_shared = p.shared_width / kTileRows;
   p.pairs_per_block = (n_pairs + static_cast<int>(kBlocksWanted) - 1) / static_cast<int>(kBlocksWanted);
   const int blocks = (n_pairs + p.pairs_per_block - 1) / p.pairs_per_block;
-  p.shared_pairs_per_block = (n_shared + blocks - 1) / blocks;
+  p.routed_blocks = blocks;
+  const int extra = n_sms > blocks ? n_sms - blocks : 0;
+  // The fewest that suffice beside what the extra blocks take.
+  while (p.shared_pairs_per_block * blocks + (p.pairs_per_block + p.shared_pairs_per_block) * extra <
+         n_shared)
+    ++p.shared_pairs_per_block;
   const UnitSplit split = split_units(2 * p.pairs_per_block, p.hidden / kGroupCols, kWarps);
   p.units_per_tile = split.units_per_tile;
   p.groups_per_unit = split.groups_per_unit;
   LaunchShape shape;
   shape.threads = kThreads;
-  shape.grid = dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(p.rows));
+  shape.grid = dim3(static_cast<unsigned>(blocks + extra), static_cast<unsigned>(p.rows));
   shape.shared_bytes = gate_up_layout(p).total;
   launch(experts_gate_up_q4_decode, p, shape, stream);
 }

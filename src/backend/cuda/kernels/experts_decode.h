@@ -37,10 +37,10 @@ struct ExpertsGateUpDecode {
   const unsigned char *shared_gate = nullptr, *shared_up = nullptr;  // [shared_width, hidden]
   uint16_t* act = nullptr;                                           // [rows * 8, width] bf16
   uint16_t* shared_act = nullptr;                                    // [rows, shared_width] bf16
-  int pairs_per_block = 0, shared_pairs_per_block = 0, units_per_tile = 0,
+  int pairs_per_block = 0, shared_pairs_per_block = 0, routed_blocks = 0, units_per_tile = 0,
       groups_per_unit = 0;  // by the launcher
 };
-void launch_experts_gate_up_decode(ExpertsGateUpDecode p, cudaStream_t stream);
+void launch_experts_gate_up_decode(ExpertsGateUpDecode p, int n_sms, cudaStream_t stream);
 
 // residual_out = residual_in + sum_j weights[j] * (act[j] D_ids[j]^T) + sigmoid(shared logit) * (shared_act
 // D_s^T).

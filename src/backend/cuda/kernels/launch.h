@@ -16,6 +16,11 @@ struct LaunchShape {
   unsigned cluster = 1;  // blocks along x that share a cluster
 };
 
+// Shared memory to ask for so that an SM takes one block of a kernel: with two on some SMs and none on others
+// the kernel takes twice as long. A small kernel before or after it fits beside it.
+inline constexpr unsigned kAloneBytes = 115 << 10;
+inline unsigned alone_on_an_sm(unsigned bytes) { return bytes > kAloneBytes ? bytes : kAloneBytes; }
+
 template <typename Params>
 void launch(void (*kernel)(Params), const Params& params, const LaunchShape& shape, cudaStream_t stream) {
 #ifdef LILY_CUDA_EMULATED

@@ -94,8 +94,9 @@ __global__ void __launch_bounds__(kThreads) linear_q4_decode(LinearDecode p) {
   unsigned char* shared = shared_memory();
   const Layout l = layout(p, kRows, false);
   auto* barriers = reinterpret_cast<MBarrier*>(shared + l.barriers);
-  const int first_tile = static_cast<int>(blockIdx.x) * p.tiles_per_block;
-  const int n_tiles = p.n_tiles - first_tile < p.tiles_per_block ? p.n_tiles - first_tile : p.tiles_per_block;
+  const int block = static_cast<int>(blockIdx.x), n_blocks = static_cast<int>(gridDim.x);
+  const int first_tile = block * p.n_tiles / n_blocks,
+            n_tiles = (block + 1) * p.n_tiles / n_blocks - first_tile;
   const int n_groups = p.in / kGroupCols;
   const unsigned tile_bytes = static_cast<unsigned>(n_groups) * kRecordBytes;
   if (threadIdx.x == 0) {
@@ -265,9 +266,8 @@ void launch_linear_decode(LinearDecode p, int n_sms, cudaStream_t stream) {
   const bool ring = p.tiles_per_block > kMaxTilesPerBlock || layout(p, kMaxRows, false).total > kSharedLimit;
   LaunchShape shape;
   shape.threads = kThreads;
-  shape.grid =
-      dim3(static_cast<unsigned>(ring ? n_sms : (p.n_tiles + p.tiles_per_block - 1) / p.tiles_per_block));
-  shape.shared_bytes = layout(p, padded, ring).total;
+  shape.grid = dim3(static_cast<unsigned>(ring || p.n_tiles > n_sms ? n_sms : p.n_tiles));
+  shape.shared_bytes = alone_on_an_sm(layout(p, padded, ring).total);
   if (ring)
     launch(p.rows == 1 ? linear_q4_decode_ring<1> : linear_q4_decode_ring<kMaxRows>, p, shape, stream);
   else launch(p.rows == 1 ? linear_q4_decode<1> : linear_q4_decode<kMaxRows>, p, shape, stream);

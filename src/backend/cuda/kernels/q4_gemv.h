@@ -4,9 +4,9 @@
 // Weights are records of pack/mma_q4.h (16 rows x 64 columns, 576 bytes), copied to shared memory by the copy
 // engine. Activations enter as two planes of signed bytes a group of 64: x = unit * (256 p + q), unit =
 // max|x| / 32512, exact to 2^-16 of the group's maximum. A record's words, split into low and high nibbles,
-// are the u8 A fragments of mma.m16n8k32 as they stand (low: row g, high: row g + 8), and the two planes are
-// two columns of B, so a record costs 12 integer instructions and two exact products for up to 4 activation
-// rows. Per group
+// are the u8 A fragments of mma.m16n8k32 as they stand (low: row g, high: row g + 8, 16 times as large), and
+// the two planes are two columns of B, so a record costs 8 integer instructions and two exact products for up
+// to 4 activation rows. Per group
 //   y += (scale * unit) * (256 p . codes + q . codes) + bias * sum(x)     in fp32, groups in rising order.
 // A warp sums a run of groups ("unit" of work), the runs of a tile are summed in rising order through shared
 // memory. The order depends on the weight's shape only, never on the number of activation rows.
@@ -55,7 +55,8 @@ __device__ __forceinline__ UnitSum<kRows> sum_groups(const unsigned char* record
   for (auto& half : total.acc) half[0] = half[1] = 0;
   const auto* codes_at = reinterpret_cast<const uint4*>(records) + lane;
   const auto* sb_at = reinterpret_cast<const uint2*>(records + kRecordCodeBytes) + g;
-  // Column g of B: plane g % 2 of activation row g / 2. With one row all columns may hold it.
+  // Column g of B: plane g % 2 of activation row g / 2. With one row only lanes of the first two columns
+  // load: shared memory is what limits this loop, and 8 lanes take a quarter of the time of 32.
   const auto* x_at =
       reinterpret_cast<const uint4*>(x + (kRows > 1 ? g / 2 * x_row_bytes : 0u) + g % 2 * kGroupCols) + t;
   const GroupScale* scale_at = scales + (kRows > 1 ? t : 0u);
@@ -63,19 +64,24 @@ __device__ __forceinline__ UnitSum<kRows> sum_groups(const unsigned char* record
   for (int i = 0; i < n_groups; ++i) {
     const uint4 codes = codes_at[static_cast<size_t>(i) * (kRecordBytes / 16)];
     const uint2 sb = sb_at[static_cast<size_t>(i) * (kRecordBytes / 8)];
+    // The high nibbles stay where they are, as 16 times the code: the products of row g + 8 are multiples
+    // of 16.
     const auto low = [](uint32_t w) { return w & 0x0f0f0f0fu; };
-    const auto high = [](uint32_t w) { return w >> 4 & 0x0f0f0f0fu; };
+    const auto high = [](uint32_t w) { return w & 0xf0f0f0f0u; };
     const uint32_t a[8] = {low(codes.x), high(codes.x), low(codes.y), high(codes.y),
                            low(codes.z), high(codes.z), low(codes.w), high(codes.w)};
 #pragma unroll
     for (int h = 0; h < UnitSum<kRows>::kHalves; ++h) {
-      const uint4 b = x_at[static_cast<size_t>(i) * (2 * kGroupCols / 16) +
-                           static_cast<size_t>(h) * (kRowsAtOnce * x_row_bytes / 16)];
+      uint4 b = make_uint4(0, 0, 0, 0);
+      if (kRows > 1 || g < 2)
+        b = x_at[static_cast<size_t>(i) * (2 * kGroupCols / 16) +
+                 static_cast<size_t>(h) * (kRowsAtOnce * x_row_bytes / 16)];
       int32_t c[4] = {0, 0, 0, 0};
       mma_16832(c, a[0], a[1], a[2], a[3], b.x, b.y);
       mma_16832(c, a[4], a[5], a[6], a[7], b.z, b.w);
       const GroupScale s = scale_at[i * kRows + h * kRowsAtOnce];
-      const auto dot0 = static_cast<float>(c[0] * 256 + c[1]), dot1 = static_cast<float>(c[2] * 256 + c[3]);
+      const auto dot0 = static_cast<float>(c[0] * 256 + c[1]),
+                 dot1 = static_cast<float>(c[2] * 16 + (c[3] >> 4));
       float(&acc)[2] = total.acc[h];
       acc[0] = fmaf(bf16_low(sb.x) * s.x, dot0, fmaf(bf16_high(sb.x), s.y, acc[0]));
       acc[1] = fmaf(bf16_low(sb.y) * s.x, dot1, fmaf(bf16_high(sb.y), s.y, acc[1]));
@@ -124,7 +130,7 @@ __device__ __forceinline__ void stage_values(const float (&v)[kCount], bool insi
 #pragma unroll
   for (int m = 1; m < kLanes; m <<= 1)
     largest = fmaxf(largest, shuffle_xor(largest, static_cast<unsigned>(m)));
-  const float inverse = largest > 0 ? 32512.0f / largest : 0.0f;
+  const float inverse = largest > 0 ? divide_fast(32512.0f, largest) : 0.0f;
   // A lane has half of each word, the lane with the columns 8 away the other half. They exchange, and each
   // stores half of the words: stores of single bytes take several times as long.
   constexpr int kKept = kCount / 4;
@@ -156,7 +162,7 @@ __device__ __forceinline__ void stage_values(const float (&v)[kCount], bool insi
     }
 #pragma unroll
   for (int m = 1; m < kLanes; m <<= 1) sum += shuffle_xor(sum, static_cast<unsigned>(m));
-  const float unit = largest / 32512.0f;
+  const float unit = largest * (1.0f / 32512.0f);
   if (inside && first % kGroupCols == 0)
     scales[first / kGroupCols * scale_stride] = make_float2(unit, unit * static_cast<float>(sum));
 }
@@ -175,6 +181,33 @@ __device__ __forceinline__ void stage_bf16_row(const uint16_t* row, int n_cols, 
     const bool inside = i * 8 < n_cols;
     const uint4 v = inside ? load_l2(reinterpret_cast<const uint4*>(row) + i) : make_uint4(0, 0, 0, 0);
     stage_eight(v, inside, 8 * i, staged, scales, scale_stride);
+  }
+}
+
+// The same in two steps, so that the load can be asked for early: thread i of step k has columns
+// 4 (i + k * blockDim) .. + 3.
+inline constexpr int kBf16Steps = 2;
+struct Bf16Part {
+  uint2 step[kBf16Steps];
+};
+__device__ __forceinline__ Bf16Part load_bf16_row(const uint16_t* row, int n_cols) {
+  Bf16Part v;
+#pragma unroll
+  for (int k = 0; k < kBf16Steps; ++k) {
+    const int i = static_cast<int>(threadIdx.x + static_cast<unsigned>(k) * blockDim.x);
+    v.step[k] = i * 4 < n_cols ? load_l2(reinterpret_cast<const uint2*>(row) + i) : make_uint2(0, 0);
+  }
+  return v;
+}
+__device__ __forceinline__ void stage_bf16_part(const Bf16Part& part, int n_cols, unsigned char* staged,
+                                                GroupScale* scales, int scale_stride) {
+#pragma unroll
+  for (int k = 0; k < kBf16Steps; ++k) {
+    const int i = static_cast<int>(threadIdx.x + static_cast<unsigned>(k) * blockDim.x);
+    if ((i & ~31) * 4 >= n_cols) break;  // whole warps leave together
+    const uint2 b = part.step[k];
+    const float v[4] = {bf16_low(b.x), bf16_high(b.x), bf16_low(b.y), bf16_high(b.y)};
+    stage_values(v, i * 4 < n_cols, 4 * i, staged, scales, scale_stride);
   }
 }
 
@@ -242,7 +275,7 @@ __device__ __forceinline__ float norm_factor(const float* squares, int n_cols, f
     const float4 v = *reinterpret_cast<const float4*>(squares + w);
     sum += (v.x + v.y) + (v.z + v.w);
   }
-  return reciprocal_sqrt(sum / static_cast<float>(n_cols) + epsilon);
+  return reciprocal_sqrt(divide_fast(sum, static_cast<float>(n_cols)) + epsilon);
 }
 // x * rsqrt(mean(x^2) + eps) * w in fp32; zeros beyond the row.
 __device__ __forceinline__ NormPart norm_row(const void* row, bool f32, const NormPart& weight, int n_cols,
