@@ -2,8 +2,8 @@
 // value head 2 k + r / 4: 8 threads a column, 16 of its 128 values each, in registers. Bound by the state:
 // read once (before the wait: the previous token wrote it) and written once. Everything inside is fp32; the
 // convolved values are rounded to bf16 once, as is y. Each block convolves the q and k channels of its key
-// head again, which is cheaper than exchanging them. All blocks have read the convolution state when the
-// cluster meets for the norm's sum, so it may be overwritten in place then.
+// head again, which is cheaper than exchanging them. Blocks send one another their part of the norm's sum;
+// who has all parts may overwrite the convolution state in place.
 #include "backend/cuda/kernels/delta_decode.h"
 
 #include "backend/cuda/kernels/launch.h"
@@ -19,7 +19,8 @@ constexpr int kParts = kHead / kColumns;
 struct Shared {
   float q[kHead], k[kHead], v[kColumns], o[kColumns];
   float squares[8];  // of the warps: q 0 .. 3, k 4 .. 7
-  float o_square;    // read by the other blocks of the cluster
+  MBarrier arrived;
+  float o_squares[kCluster];  // of the blocks of the cluster, which they send to one another
 };
 
 struct Channel {  // one channel's convolution
@@ -66,6 +67,12 @@ __global__ void __launch_bounds__(kThreads) delta_mixer_decode(DeltaDecode p) {
   const int head = 2 * key_head + rank / kParts, part = rank % kParts;
   const int key_width = p.n_key_heads * kHead, channels = 4 * key_width;
   const int src = p.step.state_src[row], dst = p.step.state_dst[row];
+  if (thread == 0) {
+    mbarrier_init(&s->arrived, 1);
+    mbarrier_init_fence();
+    mbarrier_expect(&s->arrived, kCluster * 4);
+  }
+  cluster_arrive();
 
   // Static data and the state: before the wait, unless the kernel in front is still writing it.
   if (p.state_in_flight) pdl_wait();
@@ -88,6 +95,7 @@ __global__ void __launch_bounds__(kThreads) delta_mixer_decode(DeltaDecode p) {
                          in_state + static_cast<size_t>(32 * i)));
   const float decay_rate = expf(p.a_log[head]), dt_bias = p.dt_bias[head];
   const float norm = thread < kColumns ? p.norm[part * kColumns + thread] : 0.0f;
+  cluster_wait();  // every block's barrier can take messages
   pdl_wait();
   pdl_trigger();
 
@@ -146,35 +154,29 @@ __global__ void __launch_bounds__(kThreads) delta_mixer_decode(DeltaDecode p) {
   for (int m = 1; m < 8; m <<= 1) o += shuffle_xor(o, m);
   if (lane8 == 0) s->o[column] = o;
   block_sync();
-  if (thread < 32) {
-    const float sum = warp_sum(s->o[thread] * s->o[thread]);
-    if (thread == 0) s->o_square = sum;
-  }
-  cluster_sync();
-  float sum = 0;
   if (thread < kColumns) {
-#pragma unroll
-    for (int i = 0; i < kParts; ++i)
-      sum += cluster_read(&s->o_square, static_cast<unsigned>(rank / kParts * kParts + i));
-  }
-  warp_sync();
-  cluster_leave();
-  // Stores come last: in front of a meeting they would have to reach the L2 first.
-  if (thread < kColumns) {
+    const float mine = s->o[thread], o_square = warp_sum(mine * mine);
+    if (thread < static_cast<int>(kCluster))
+      cluster_send(&s->o_squares[rank], &s->arrived, static_cast<unsigned>(thread), o_square);
+    const float gate = norm * silu_bf16(bf16_value(z_bits));
+    mbarrier_wait(&s->arrived, 0);
+    const float* squares = s->o_squares + rank / kParts * kParts;
+    const float sum = (squares[0] + squares[1]) + (squares[2] + squares[3]);
     const float r = reciprocal_sqrt(sum / kHead + p.epsilon);
     const int col = part * kColumns + thread;
     p.y[static_cast<size_t>(row) * static_cast<size_t>(2 * key_width) +
-        static_cast<size_t>(head * kHead + col)] =
-        static_cast<uint16_t>(bf16_bits(s->o[thread] * r * norm * silu_bf16(bf16_value(z_bits))));
+        static_cast<size_t>(head * kHead + col)] = static_cast<uint16_t>(bf16_bits(mine * r * gate));
     shift_channel(p, v, v_channel, dst, channels, v_now);
   }
-  if (rank == 0) shift_channel(p, qk, qk_channel, dst, channels, qk_now);
+  if (rank == 0) {
+    mbarrier_wait(&s->arrived, 0);  // all blocks have read the old state, or they could not have sent
+    shift_channel(p, qk, qk_channel, dst, channels, qk_now);
+  }
 #pragma unroll
   for (int i = 0; i < 4; ++i)
     *reinterpret_cast<float4*>(p.delta_state +
                                static_cast<size_t>(dst) * static_cast<size_t>(p.delta_slot_stride) +
                                in_state + static_cast<size_t>(32 * i)) = state[i];
-  cluster_wait();  // nobody leaves while its shared memory may be read
 }
 
 }  // namespace

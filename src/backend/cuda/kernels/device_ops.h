@@ -135,8 +135,14 @@ inline void bulk_copy(void* shared, const void* global, unsigned bytes, MBarrier
 
 inline unsigned cluster_rank() { return emulated::current().block->cluster_rank; }
 inline void cluster_sync() { emulated::barrier(emulated::cluster_group()); }
-inline void cluster_leave() {}
+inline void cluster_arrive() {}
 inline void cluster_wait() { emulated::barrier(emulated::cluster_group()); }
+inline void cluster_send(float* shared, MBarrier* b, unsigned rank, float value) {
+  const auto there = [&](const void* here) {
+    return emulated::cluster_shared(rank) + (static_cast<const unsigned char*>(here) - shared_memory());
+  };
+  emulated::send(there(shared), &value, sizeof value, reinterpret_cast<MBarrier*>(there(b))->id);
+}
 inline float cluster_read(const float* shared, unsigned rank) {
   const auto offset = reinterpret_cast<const unsigned char*>(shared) - shared_memory();
   float x;
@@ -272,10 +278,20 @@ __device__ __forceinline__ unsigned cluster_rank() {
 __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-// A meeting in two halves that orders no memory: `leave` when a block has read what it wants from others,
-// `wait` before it ends. Stores between them are not waited for.
-__device__ __forceinline__ void cluster_leave() { asm volatile("barrier.cluster.arrive.relaxed.aligned;"); }
+// A meeting in two halves whose first orders no memory, so that nothing is waited for.
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+// Writes to the same place in the shared memory of another block of the cluster and counts as 4 copied bytes
+// at that block's barrier: a message without a meeting, which would order all memory and take over a
+// microsecond.
+__device__ __forceinline__ void cluster_send(float* shared, MBarrier* b, unsigned rank, float value) {
+  uint32_t to, at;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(shared_address(shared)), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_address(b)), "r"(rank));
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to),
+               "f"(value), "r"(at)
+               : "memory");
+}
 // The value at the same place in the shared memory of another block of the cluster.
 __device__ __forceinline__ float cluster_read(const float* shared, unsigned rank) {
   uint32_t remote;

@@ -219,7 +219,7 @@ __host__ __device__ DownLayout down_layout(const ExpertsDownDecode& p) {
   DownLayout l{};
   const unsigned groups = static_cast<unsigned>(p.width / kGroupCols),
                  shared_groups = static_cast<unsigned>(p.shared_width / kGroupCols);
-  l.groups_per_unit = (groups + 3) / 4;
+  l.groups_per_unit = 4;
   l.units_per_expert = (groups + l.groups_per_unit - 1) / l.groups_per_unit;
   l.units_shared = (shared_groups + l.groups_per_unit - 1) / l.groups_per_unit;
   l.x = (kTop * groups + shared_groups) * kRecordBytes;
@@ -272,6 +272,19 @@ __global__ void __launch_bounds__(kDownThreads) experts_down_q4_decode(ExpertsDo
                 &barriers[kTop]);
     }
   }
+  // Units of work: of the 8 experts, then of the shared one. Divisions take time: the first unit's before the
+  // wait.
+  auto* partial = reinterpret_cast<float*>(shared + l.partial);
+  const int per_unit = static_cast<int>(l.groups_per_unit), units = static_cast<int>(l.units_per_expert);
+  const int n_units = kTop * units + static_cast<int>(l.units_shared);
+  int expert, begin, n;
+  const auto place = [&](int unit) {
+    expert = unit < kTop * units ? unit / units : kTop;
+    begin = (unit - expert * units) * per_unit;
+    const int all = expert == kTop ? shared_groups : groups;
+    n = all - begin < per_unit ? all - begin : per_unit;
+  };
+  place(static_cast<int>(threadIdx.x / 32));
   // The logits come from the kernel before the one in front, which has finished: they may be read before the
   // wait.
   if (p.logits != nullptr) choose_and_request();
@@ -306,19 +319,14 @@ __global__ void __launch_bounds__(kDownThreads) experts_down_q4_decode(ExpertsDo
   }
   block_sync();
 
-  auto* partial = reinterpret_cast<float*>(shared + l.partial);
-  const int per_unit = static_cast<int>(l.groups_per_unit), units = static_cast<int>(l.units_per_expert);
-  const int n_units = kTop * units + static_cast<int>(l.units_shared);
   for (int unit = static_cast<int>(threadIdx.x / 32); unit < n_units; unit += kDownWarps) {
-    const int j = unit / units < kTop ? unit / units : kTop;
-    const int begin = (unit - j * units) * per_unit, all = j == kTop ? shared_groups : groups;
-    const int n = all - begin < per_unit ? all - begin : per_unit;
-    mbarrier_wait(&barriers[j], 0);
+    if (unit >= kDownWarps) place(unit);
+    mbarrier_wait(&barriers[expert], 0);
     store_unit<1>(
         sum_groups<1>(
-            shared + static_cast<unsigned>(j) * tile_bytes + static_cast<unsigned>(begin) * kRecordBytes, n,
-            shared + l.x + static_cast<unsigned>(j) * l.row_bytes + begin * 2 * kGroupCols, 0,
-            scales + j * groups + begin),
+            shared + static_cast<unsigned>(expert) * tile_bytes + static_cast<unsigned>(begin) * kRecordBytes,
+            n, shared + l.x + static_cast<unsigned>(expert) * l.row_bytes + begin * 2 * kGroupCols, 0,
+            scales + expert * groups + begin),
         partial + unit * kTileRows);
   }
   block_sync();
@@ -356,9 +364,8 @@ void launch_experts_gate_up_decode(ExpertsGateUpDecode p, int n_sms, cudaStream_
   while (p.shared_pairs_per_block * blocks + (p.pairs_per_block + p.shared_pairs_per_block) * extra <
          n_shared)
     ++p.shared_pairs_per_block;
-  const UnitSplit split = split_units(2 * p.pairs_per_block, p.hidden / kGroupCols, kWarps);
-  p.units_per_tile = split.units_per_tile;
-  p.groups_per_unit = split.groups_per_unit;
+  p.groups_per_unit = 4;
+  p.units_per_tile = (p.hidden / kGroupCols + p.groups_per_unit - 1) / p.groups_per_unit;
   LaunchShape shape;
   shape.threads = kThreads;
   shape.grid = dim3(static_cast<unsigned>(blocks + extra), static_cast<unsigned>(p.rows));

@@ -5,11 +5,11 @@
 // engine. Activations enter as two planes of signed bytes a group of 64: x = unit * (256 p + q), unit =
 // max|x| / 32512, exact to 2^-16 of the group's maximum. A record's words, split into low and high nibbles,
 // are the u8 A fragments of mma.m16n8k32 as they stand (low: row g, high: row g + 8, 16 times as large), and
-// the two planes are two columns of B, so a record costs 8 integer instructions and two exact products for up
-// to 4 activation rows. Per group
-//   y += (scale * unit) * (256 p . codes + q . codes) + bias * sum(x)     in fp32, groups in rising order.
-// A warp sums a run of groups ("unit" of work), the runs of a tile are summed in rising order through shared
-// memory. The order depends on the weight's shape only, never on the number of activation rows.
+// the two planes are two columns of B. Per group
+//   y += (scale * unit) * (256 p . codes + q . codes) + bias * sum(x)     in fp32.
+// A warp sums a run of groups ("unit" of work): groups 4 i + t of the run in rising i, for each t = 0 .. 3;
+// then (t0 + t1) + (t2 + t3). The runs of a tile are summed in rising order through shared memory. The order
+// depends on the weight's shape only, never on the number of activation rows.
 #pragma once
 
 #include "backend/cuda/kernels/device_ops.h"
@@ -43,6 +43,20 @@ struct UnitSum {
   float acc[kHalves][2];
 };
 
+__device__ __forceinline__ void multiply_codes(int32_t (&c)[4], const uint4& codes, const uint4& x) {
+  const auto low = [](uint32_t w) { return w & 0x0f0f0f0fu; };
+  const auto high = [](uint32_t w) { return w & 0xf0f0f0f0u; };
+  c[0] = c[1] = c[2] = c[3] = 0;
+  mma_16832(c, low(codes.x), high(codes.x), low(codes.y), high(codes.y), x.x, x.y);
+  mma_16832(c, low(codes.z), high(codes.z), low(codes.w), high(codes.w), x.z, x.w);
+}
+// c: (256 p + q) . codes of rows g and g + 8, by planes.
+__device__ __forceinline__ void add_group(float (&acc)[2], const int32_t (&c)[4], uint2 sb, GroupScale s) {
+  const auto dot0 = static_cast<float>(c[0] * 256 + c[1]), dot1 = static_cast<float>(c[2] * 16 + (c[3] >> 4));
+  acc[0] = fmaf(bf16_low(sb.x) * s.x, dot0, fmaf(bf16_high(sb.x), s.y, acc[0]));
+  acc[1] = fmaf(bf16_low(sb.y) * s.x, dot1, fmaf(bf16_high(sb.y), s.y, acc[1]));
+}
+
 // records: first record in shared memory. x: staged rows at the first group, n_rows of them. scales:
 // [group][kRows].
 template <int kRows>
@@ -50,42 +64,65 @@ __device__ __forceinline__ UnitSum<kRows> sum_groups(const unsigned char* record
                                                      const unsigned char* x, unsigned x_row_bytes,
                                                      const GroupScale* scales) {
   const unsigned lane = lane_id(), g = lane / 4, t = lane % 4;
-  UnitSum<kRows> total;
-#pragma unroll
-  for (auto& half : total.acc) half[0] = half[1] = 0;
   const auto* codes_at = reinterpret_cast<const uint4*>(records) + lane;
-  const auto* sb_at = reinterpret_cast<const uint2*>(records + kRecordCodeBytes) + g;
-  // Column g of B: plane g % 2 of activation row g / 2. With one row only lanes of the first two columns
-  // load: shared memory is what limits this loop, and 8 lanes take a quarter of the time of 32.
-  const auto* x_at =
-      reinterpret_cast<const uint4*>(x + (kRows > 1 ? g / 2 * x_row_bytes : 0u) + g % 2 * kGroupCols) + t;
-  const GroupScale* scale_at = scales + (kRows > 1 ? t : 0u);
-#pragma unroll 4
-  for (int i = 0; i < n_groups; ++i) {
-    const uint4 codes = codes_at[static_cast<size_t>(i) * (kRecordBytes / 16)];
-    const uint2 sb = sb_at[static_cast<size_t>(i) * (kRecordBytes / 8)];
-    // The high nibbles stay where they are, as 16 times the code: the products of row g + 8 are multiples
-    // of 16.
-    const auto low = [](uint32_t w) { return w & 0x0f0f0f0fu; };
-    const auto high = [](uint32_t w) { return w & 0xf0f0f0f0u; };
-    const uint32_t a[8] = {low(codes.x), high(codes.x), low(codes.y), high(codes.y),
-                           low(codes.z), high(codes.z), low(codes.w), high(codes.w)};
+  UnitSum<kRows> total;
+  if constexpr (kRows == 1) {
+    // Four groups at once: the columns of B are the planes of four groups, so that all lanes have work behind
+    // the product: lane t takes from the record of group t what its columns 2 t and 2 t + 1 hold.
+    const auto* x_at = reinterpret_cast<const uint4*>(x + g / 2 * (2 * kGroupCols) + g % 2 * kGroupCols) + t;
+    const auto* sb_at =
+        reinterpret_cast<const uint2*>(records + kRecordCodeBytes) + t * (kRecordBytes / 8) + g;
+    float acc[2] = {0, 0};
+    const auto add_four = [&](unsigned first, auto record, bool inside) {  // record(j): the j-th of the four
+      const uint4 b = x_at[first * (2 * kGroupCols / 16)];  // beyond the run: columns that nobody takes
+      int32_t c[4][4];
 #pragma unroll
-    for (int h = 0; h < UnitSum<kRows>::kHalves; ++h) {
-      uint4 b = make_uint4(0, 0, 0, 0);
-      if (kRows > 1 || g < 2)
-        b = x_at[static_cast<size_t>(i) * (2 * kGroupCols / 16) +
-                 static_cast<size_t>(h) * (kRowsAtOnce * x_row_bytes / 16)];
-      int32_t c[4] = {0, 0, 0, 0};
-      mma_16832(c, a[0], a[1], a[2], a[3], b.x, b.y);
-      mma_16832(c, a[4], a[5], a[6], a[7], b.z, b.w);
-      const GroupScale s = scale_at[i * kRows + h * kRowsAtOnce];
-      const auto dot0 = static_cast<float>(c[0] * 256 + c[1]),
-                 dot1 = static_cast<float>(c[2] * 16 + (c[3] >> 4));
-      float(&acc)[2] = total.acc[h];
-      acc[0] = fmaf(bf16_low(sb.x) * s.x, dot0, fmaf(bf16_high(sb.x), s.y, acc[0]));
-      acc[1] = fmaf(bf16_low(sb.y) * s.x, dot1, fmaf(bf16_high(sb.y), s.y, acc[1]));
+      for (unsigned j = 0; j < 4; ++j) multiply_codes(c[j], codes_at[record(j) * (kRecordBytes / 16)], b);
+      const uint2 sb = inside ? sb_at[first * (kRecordBytes / 8)] : make_uint2(0, 0);
+      const GroupScale s = inside ? scales[first + t] : make_float2(0, 0);
+      int32_t mine[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int32_t even = t & 2 ? c[2][i] : c[0][i], odd = t & 2 ? c[3][i] : c[1][i];
+        mine[i] = t & 1 ? odd : even;
+      }
+      add_group(acc, mine, sb, s);
+    };
+    const auto n = static_cast<unsigned>(n_groups);
+    unsigned first = 0;
+    for (; first + 4 <= n; first += 4) add_four(first, [&](unsigned j) { return first + j; }, true);
+    if (first < n)
+      add_four(first, [&](unsigned j) { return first + j < n ? first + j : n - 1; }, first + t < n);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      acc[i] += shuffle_xor(acc[i], 1);
+      total.acc[0][i] = acc[i] + shuffle_xor(acc[i], 2);
     }
+  } else {
+    const auto* sb_at = reinterpret_cast<const uint2*>(records + kRecordCodeBytes) + g;
+    // Column g of B: plane g % 2 of activation row g / 2.
+    const auto* x_at = reinterpret_cast<const uint4*>(x + g / 2 * x_row_bytes + g % 2 * kGroupCols) + t;
+    float acc[4][UnitSum<kRows>::kHalves][2] = {};
+    for (int first = 0; first < n_groups; first += 4) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (first + j >= n_groups) break;
+        const auto i = static_cast<unsigned>(first + j);
+        const uint4 codes = codes_at[i * (kRecordBytes / 16)];
+        const uint2 sb = sb_at[i * (kRecordBytes / 8)];
+#pragma unroll
+        for (unsigned h = 0; h < UnitSum<kRows>::kHalves; ++h) {
+          int32_t c[4];
+          multiply_codes(c, codes, x_at[i * (2 * kGroupCols / 16) + h * (kRowsAtOnce * x_row_bytes / 16)]);
+          add_group(acc[j][h], c, sb, scales[i * kRows + h * kRowsAtOnce + t]);
+        }
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < UnitSum<kRows>::kHalves; ++h)
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        total.acc[h][i] = (acc[0][h][i] + acc[1][h][i]) + (acc[2][h][i] + acc[3][h][i]);
   }
   return total;
 }
@@ -318,7 +355,7 @@ inline UnitSplit split_units(int n_tiles, int n_groups, int n_warps) {
   while (n_tiles % shared_factor != 0) shared_factor /= 2;
   const int wanted = n_warps / shared_factor;
   UnitSplit s;
-  s.groups_per_unit = (n_groups + wanted - 1) / wanted;
+  s.groups_per_unit = (n_groups + wanted * 4 - 1) / (wanted * 4) * 4;  // four groups are summed at once
   s.units_per_tile = (n_groups + s.groups_per_unit - 1) / s.groups_per_unit;
   return s;
 }

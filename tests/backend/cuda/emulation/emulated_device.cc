@@ -157,6 +157,7 @@ void bulk_copy(void* shared, const void* global, unsigned bytes, uint64_t barrie
 }
 
 void wait(uint64_t barrier, unsigned parity) {
+  while (machine.copy_barriers.at(barrier).requested < machine.copy_barriers.at(barrier).expected) yield();
   CopyBarrier& b = machine.copy_barriers.at(barrier);
   if (b.expected != 0) {
     if (b.requested != b.expected) {
@@ -170,6 +171,12 @@ void wait(uint64_t barrier, unsigned parity) {
     std::fprintf(stderr, "emulated kernel: a wait for a copy that nobody asked for\n");
     std::abort();
   }
+}
+
+void send(void* shared, const void* value, unsigned bytes, uint64_t barrier) {
+  std::memcpy(shared, value, bytes);
+  machine.copy_barriers.at(barrier).requested += bytes;
+  progress();
 }
 
 void run_grid(dim3 grid, unsigned threads, unsigned cluster, size_t shared_bytes,

@@ -86,6 +86,8 @@ uint64_t new_mbarrier();
 void expect(uint64_t barrier, unsigned bytes);
 void bulk_copy(void* shared, const void* global, unsigned bytes, uint64_t barrier);
 void wait(uint64_t barrier, unsigned parity);
+// A store to a block's shared memory that counts as copied bytes at its barrier.
+void send(void* shared, const void* value, unsigned bytes, uint64_t barrier);
 
 // Runs body once for every thread of the grid, clusters one after another.
 void run_grid(dim3 grid, unsigned threads, unsigned cluster, size_t shared_bytes,
