@@ -149,6 +149,21 @@ __global__ void __launch_bounds__(kThreads, 2) experts_gate_up_q4_decode(Experts
       request(2 * i + 1, p.shared_up, static_cast<size_t>(shared_first + i));
     }
   }
+  // Divisions take time: before the wait. Which routed tile this thread asks for, and which value it
+  // finishes.
+  const int thread = static_cast<int>(threadIdx.x);
+  const bool asks = thread < 2 * my_pairs;
+  const int asked_slot = (first + thread / 2) / expert_tiles;
+  const auto asked_tile = static_cast<size_t>((first + thread / 2) % expert_tiles);
+  uint16_t* y = nullptr;
+  if (const int pair = thread / kTileRows, r = thread % kTileRows; pair < my_shared) {
+    y = p.shared_act + static_cast<size_t>(row) * static_cast<size_t>(p.shared_width) +
+        static_cast<size_t>((shared_first + pair) * kTileRows + r);
+  } else if (pair < n_tiles / 2) {
+    const int routed = first + pair - my_shared, slot = routed / expert_tiles;
+    y = p.act + static_cast<size_t>(row * kTop + slot) * static_cast<size_t>(p.width) +
+        static_cast<size_t>(routed % expert_tiles * kTileRows + r);
+  }
   pdl_wait();
   pdl_trigger();
   const Bf16Part normed =
@@ -161,12 +176,10 @@ __global__ void __launch_bounds__(kThreads, 2) experts_gate_up_q4_decode(Experts
     block_sync();
   }
   // One thread a tile asks for it; the barriers were initialised before the block met.
-  if (static_cast<int>(threadIdx.x) < 2 * my_pairs) {
-    const int pair = static_cast<int>(threadIdx.x) / 2, half = static_cast<int>(threadIdx.x) % 2;
-    const size_t expert = static_cast<size_t>(top->ids[(first + pair) / expert_tiles]);
+  if (asks) {
     const size_t tile =
-        expert * static_cast<size_t>(expert_tiles) + static_cast<size_t>((first + pair) % expert_tiles);
-    request(2 * (my_shared + pair) + half, half == 0 ? p.gate : p.up, tile);
+        static_cast<size_t>(top->ids[asked_slot]) * static_cast<size_t>(expert_tiles) + asked_tile;
+    request(2 * my_shared + thread, thread % 2 == 0 ? p.gate : p.up, tile);
   }
   if (p.logits != nullptr && blockIdx.x == 0 && threadIdx.x < kTop) {
     p.ids[row * kTop + static_cast<int>(threadIdx.x)] = top->ids[threadIdx.x];
@@ -189,21 +202,13 @@ __global__ void __launch_bounds__(kThreads, 2) experts_gate_up_q4_decode(Experts
                   partial + unit * kTileRows);
   }
   block_sync();
-  for (int i = static_cast<int>(threadIdx.x); i < n_tiles / 2 * kTileRows; i += static_cast<int>(kThreads)) {
-    const int pair = i / kTileRows, r = i % kTileRows;
+  if (y != nullptr) {
+    const int pair = thread / kTileRows, r = thread % kTileRows;
     const float gate =
         sum_units(partial + 2 * pair * p.units_per_tile * kTileRows + r, p.units_per_tile, kTileRows);
     const float up =
         sum_units(partial + (2 * pair + 1) * p.units_per_tile * kTileRows + r, p.units_per_tile, kTileRows);
-    const auto y = static_cast<uint16_t>(bf16_bits(silu_bf16(gate) * up));
-    if (pair < my_shared) {
-      p.shared_act[static_cast<size_t>(row) * static_cast<size_t>(p.shared_width) +
-                   static_cast<size_t>((shared_first + pair) * kTileRows + r)] = y;
-    } else {
-      const int routed = first + pair - my_shared, slot = routed / expert_tiles;
-      p.act[static_cast<size_t>(row * kTop + slot) * static_cast<size_t>(p.width) +
-            static_cast<size_t>(routed % expert_tiles * kTileRows + r)] = y;
-    }
+    *y = static_cast<uint16_t>(bf16_bits(silu_bf16(gate) * up));
   }
 }
 
