@@ -1,11 +1,11 @@
-// attention_decode. Grid: per row and KV head 120 splits of the cache in clusters of 8 blocks (an H200
-// holds 30 such clusters at once); how many splits are in use
-// follows from the position on the device, so the launch never changes. Bound by KV bytes, each read once for
-// all 8 query heads of its KV head. A warp takes 16 keys at a time straight from memory into mma.m16n8k16
-// fragments: the order of the 256 columns inside a product is free, so a lane's 16 bytes of a key serve as B
-// fragments of S = Q K^T (A: 8 heads, 8 rows unused), and its 16 bytes of four values, halves regrouped, as A
-// fragments of O^T = V^T P^T. P enters as two bf16 parts, so that softmax and accumulation are fp32 in
-// effect. Partial results meet warp -> block -> cluster -> last cluster to arrive, each in a fixed order.
+// attention_decode. Grid: per row and KV head 60 splits of the cache in clusters of 4 blocks, one block an
+// SM; how many splits are in use follows from the position on the device, so the launch never changes. Bound
+// by KV bytes, each read once for all 8 query heads of its KV head: a warp has a ring of slots of 16 keys or
+// their values, which the copy engine fills from before the wait on. The order of the 256 columns inside a
+// product is free, so a lane's 16 bytes of a key serve as B fragments of S = Q K^T (A: 8 heads, 8 rows
+// unused), and its 16 bytes of four values, halves regrouped, as A fragments of O^T = V^T P^T. P enters as
+// two bf16 parts, so that softmax and accumulation are fp32 in effect. Partial results meet warp -> block ->
+// cluster (by messages) -> last cluster to arrive, each in a fixed order.
 #include "backend/cuda/kernels/attention_decode.h"
 
 #include "backend/cuda/kernels/kv_address.h"
@@ -16,18 +16,29 @@ namespace lily::cuda {
 namespace {
 
 constexpr int kWarps = 4, kGroup = 8;  // query heads of a KV head
-constexpr unsigned kCluster = 8, kThreads = kWarps * 32;
-constexpr int kSplits = 120, kClusters = kSplits / static_cast<int>(kCluster);
-constexpr int kChunk = 16;           // keys of a warp's step
-constexpr int kMinChunks = kWarps;   // of a split
-constexpr int kRow = kHeadCols + 4;  // floats of a partial row: 256 values, maximum, sum, padding
+constexpr int kCluster = 4, kClusters = 15, kSplits = kCluster * kClusters;
+constexpr int kOwnHeads = kGroup / kCluster;  // that a block finishes for its cluster
+constexpr unsigned kThreads = kWarps * 32;
+constexpr int kChunk = 16;  // keys of a slot
+constexpr int kSlots = 3;   // of a warp
+constexpr unsigned kSlotBytes = kChunk * kHeadCols * 2;
+// Up to so many chunks a warp, one cluster does all: meeting in memory costs as much as two chunks.
+constexpr int kChunksOfOneCluster = 3 * kWarps * kCluster;
+constexpr int kMinChunks = 2 * kWarps;  // of a split, of several clusters
+constexpr int kRow = kHeadCols + 4;     // floats of a partial row: 256 values, maximum, sum, padding
 
-struct Shared {
-  uint16_t q[kGroup][kHeadCols];        // scaled by 1/16
-  float partial[kWarps][kGroup][kRow];  // values in fragment order (fragment_column)
-  float block[kGroup][kRow];            // read by the other blocks of the cluster
-  float share[kGroup][kWarps];          // what a warp's partial sum counts in the block's
-  unsigned arrived;
+struct alignas(128) Shared {
+  union {
+    unsigned char ring[kWarps][kSlots][kSlotBytes];
+    float partial[kWarps]
+                 [kSlots * kSlotBytes / 4];  // when a warp is done: [8][kRow], values in fragment order
+  };
+  uint16_t q[kGroup][kHeadCols];  // scaled by 1/16
+  uint16_t new_k[kHeadCols], new_v[kHeadCols];
+  float received[kOwnHeads][kCluster][kRow];  // from the blocks of the cluster
+  float share[kGroup][kWarps];                // what a warp's partial sum counts in the block's
+  MBarrier filled[kWarps][kSlots], arrived;
+  unsigned n_before;
 };
 
 // The column at place i of a partial row.
@@ -40,66 +51,140 @@ __device__ __forceinline__ float share_of(float m, float top) {
   return m == -INFINITY ? 0.0f : exp_fast(m - top);
 }
 
-__global__ void __launch_bounds__(kThreads, 2) attention_decode(AttentionDecode p) {
+// Four values of a row, its maximum and its sum, of n parts, as one. row(i): part i.
+template <int kParts, typename Row>
+__device__ __forceinline__ void merge_parts(int n, int place, const Row& row, float (&value)[4], float& top,
+                                            float& all) {
+  float m[kParts], sum[kParts];
+  float4 v[kParts];
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) {
+    const bool used = i < n;
+    v[i] = used ? row(i, place) : make_float4(0, 0, 0, 0);
+    const float4 end = used ? row(i, kHeadCols) : make_float4(-INFINITY, 0, 0, 0);
+    m[i] = end.x;
+    sum[i] = end.y;
+  }
+  top = -INFINITY;
+#pragma unroll
+  for (const float x : m) top = fmaxf(top, x);
+  value[0] = value[1] = value[2] = value[3] = all = 0;
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) {
+    const float share = share_of(m[i], top);
+    value[0] = fmaf(share, v[i].x, value[0]);
+    value[1] = fmaf(share, v[i].y, value[1]);
+    value[2] = fmaf(share, v[i].z, value[2]);
+    value[3] = fmaf(share, v[i].w, value[3]);
+    all = fmaf(share, sum[i], all);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) attention_decode(AttentionDecode p) {
   auto* s = reinterpret_cast<Shared*>(shared_memory());
   const int row = static_cast<int>(blockIdx.y), thread = static_cast<int>(threadIdx.x), warp = thread / 32;
   const int lane = static_cast<int>(lane_id()), g = lane / 4, t = lane % 4;
   const int kv_head = static_cast<int>(blockIdx.x) / kSplits, split = static_cast<int>(blockIdx.x) % kSplits;
+  const int rank = static_cast<int>(cluster_rank());
   const int position = p.step.positions[row], n_keys = position + 1;
   const int32_t* table = p.step.block_table + p.step.table_first[row];
   const int n_chunks = (n_keys + kChunk - 1) / kChunk;
-  int per_split = (n_chunks + kSplits - 1) / kSplits;
-  if (per_split < kMinChunks) per_split = kMinChunks;
-  const int n_splits = (n_chunks + per_split - 1) / per_split;
-  const int n_clusters = (n_splits + static_cast<int>(kCluster) - 1) / static_cast<int>(kCluster);
+  int per_split;
+  if (n_chunks <= kChunksOfOneCluster) {
+    per_split = (n_chunks + kCluster - 1) / kCluster;
+  } else {
+    per_split = (n_chunks + kSplits - 1) / kSplits;
+    if (per_split < kMinChunks) per_split = kMinChunks;
+  }
+  const int n_splits = (n_chunks + per_split - 1) / per_split,
+            n_clusters = (n_splits + kCluster - 1) / kCluster;
+  if (split / kCluster >= n_clusters) {  // the whole cluster leaves
+    pdl_wait();
+    pdl_trigger();
+    return;
+  }
+
+  // Slot 2 i has the keys of this warp's i-th chunk, slot 2 i + 1 its values.
+  const int first = split * per_split + warp;
+  const int last = split * per_split + per_split < n_chunks ? split * per_split + per_split : n_chunks;
+  const int n_slots = first < last ? (last - first + kWarps - 1) / kWarps * 2 : 0;
+  const auto block_of = [&](int slot) {  // the KV block of a slot's chunk; asked for early, it is a load
+    const int chunk = first + slot / 2 * kWarps;
+    return slot < n_slots ? table[chunk / (kKvBlock / kChunk)] : 0;
+  };
+  const auto request = [&](int slot, int32_t block) {  // by one lane
+    const int chunk = first + slot / 2 * kWarps;
+    const size_t offset = ((static_cast<size_t>(block) * static_cast<size_t>(p.cache.n_kv_heads) +
+                            static_cast<size_t>(kv_head)) *
+                               kKvBlock +
+                           static_cast<size_t>(chunk % (kKvBlock / kChunk) * kChunk)) *
+                          kHeadCols;
+    MBarrier* filled = &s->filled[warp][slot % kSlots];
+    mbarrier_expect(filled, kSlotBytes);
+    bulk_copy(s->ring[warp][slot % kSlots], (slot % 2 == 0 ? p.cache.k : p.cache.v) + offset, kSlotBytes,
+              filled);
+  };
+  if (thread == 0) {
+    mbarrier_init(&s->arrived, 1);
+    for (int w = 0; w < kWarps; ++w)
+      for (int i = 0; i < kSlots; ++i) mbarrier_init(&s->filled[w][i], 1);
+    mbarrier_init_fence();
+    mbarrier_expect(&s->arrived, kOwnHeads * kCluster * (kHeadCols + 2) * 4);
+  }
+  block_sync();
+  cluster_arrive();
+  if (!p.prepare) pdl_wait();  // the kernel in front writes the cache
+  for (int slot = 0; slot < kSlots; ++slot) {
+    const int32_t block = block_of(slot);
+    if (lane == 0 && slot < n_slots) request(slot, block);
+  }
+  int32_t upcoming = block_of(kSlots);
   HeadWeight q_norm{}, k_norm{};
   if (p.prepare) {
     q_norm = load_head_weight(p.q_norm);
     k_norm = load_head_weight(p.k_norm);
   }
-  // Into the L2 ahead of the loads: 16 keys and their values, 4 lines each, 2 of both a lane.
-  const int first = split * per_split;
-  const int last = first + per_split < n_chunks ? first + per_split : n_chunks;
-  const auto prefetch = [&](int chunk) {
-    const int key = chunk * kChunk + lane / 2;
-    if (chunk >= last || key >= position) return;  // the last key is not written yet
-    const size_t offset =
-        kv_offset(table, p.cache.n_kv_heads, kv_head, key) + static_cast<size_t>(lane % 2) * (kHeadCols / 2);
-#pragma unroll
-    for (int line = 0; line < 2; ++line) {
-      prefetch_l2(p.cache.k + offset + line * (kHeadCols / 4));
-      prefetch_l2(p.cache.v + offset + line * (kHeadCols / 4));
-    }
-  };
-  prefetch(first + warp);
+  cluster_wait();  // every block's barrier can take messages
   pdl_wait();
   pdl_trigger();
-  if (split / static_cast<int>(kCluster) >= n_clusters) return;  // the whole cluster leaves
   const size_t at = static_cast<size_t>(row) * static_cast<size_t>(p.stride);
 
+  // Wanted at the end, asked for now: the gates of the values that this thread finishes.
+  const int own = thread / (static_cast<int>(kThreads) / kOwnHeads);
+  const int place = thread % (static_cast<int>(kThreads) / kOwnHeads) * 4;
+  const int head = kv_head * kGroup + rank * kOwnHeads + own;
+  uint16_t gate[4] = {};
+  if (p.gate)
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      gate[i] =
+          p.q_gate[at + static_cast<size_t>(head * 2 * kHeadCols + kHeadCols + fragment_column(place + i))];
+
   // Queries: two heads a warp. The new key and value: by warp 0 of the split that has the last position.
-  for (int h = warp; h < kGroup; h += kWarps) {
-    const int head = kv_head * kGroup + h;
+#pragma unroll
+  for (int i = 0; i < kGroup / kWarps; ++i) {
+    const int h = warp + i * kWarps, q_head = kv_head * kGroup + h;
     uint4 q;
     if (p.prepare)
-      q = norm_and_rotate(p.q_gate + at + static_cast<size_t>(head) * 2 * kHeadCols, q_norm, p.epsilon,
+      q = norm_and_rotate(p.q_gate + at + static_cast<size_t>(q_head) * 2 * kHeadCols, q_norm, p.epsilon,
                           p.step.rope + row * 32);
     else
       q = load_l2(
           reinterpret_cast<const uint4*>(p.q + (static_cast<size_t>(row) * static_cast<size_t>(p.n_q_heads) +
-                                                static_cast<size_t>(head)) *
+                                                static_cast<size_t>(q_head)) *
                                                    kHeadCols) +
           lane);
     const auto scaled = [](uint32_t w) { return bf16_pair(bf16_low(w) * 0.0625f, bf16_high(w) * 0.0625f); };
     reinterpret_cast<uint4*>(s->q[h])[lane] = make_uint4(scaled(q.x), scaled(q.y), scaled(q.z), scaled(q.w));
   }
-  if (p.prepare && warp == 0 && split == n_splits - 1) {
+  const bool has_new = p.prepare && split == n_splits - 1;
+  if (has_new && warp == 0) {
     const size_t to = kv_offset(table, p.cache.n_kv_heads, kv_head, position);
     const size_t from = at + static_cast<size_t>(kv_head) * kHeadCols;
-    reinterpret_cast<uint4*>(p.cache.k + to)[lane] =
-        norm_and_rotate(p.k + from, k_norm, p.epsilon, p.step.rope + row * 32);
-    reinterpret_cast<uint4*>(p.cache.v + to)[lane] =
-        load_l2(reinterpret_cast<const uint4*>(p.v + from) + lane);
+    const uint4 k = norm_and_rotate(p.k + from, k_norm, p.epsilon, p.step.rope + row * 32);
+    const uint4 v = load_l2(reinterpret_cast<const uint4*>(p.v + from) + lane);
+    reinterpret_cast<uint4*>(p.cache.k + to)[lane] = reinterpret_cast<uint4*>(s->new_k)[lane] = k;
+    reinterpret_cast<uint4*>(p.cache.v + to)[lane] = reinterpret_cast<uint4*>(s->new_v)[lane] = v;
   }
   block_sync();
 
@@ -113,31 +198,46 @@ __global__ void __launch_bounds__(kThreads, 2) attention_decode(AttentionDecode 
     for (float& x : tile) x = 0;
   float maximum = -INFINITY, sum = 0;  // of head g; sum over this lane's keys only
 
-  for (int chunk = first + warp; chunk < last; chunk += kWarps) {
-    prefetch(chunk + kWarps);
-    const int base = chunk * kChunk;
-    const auto key_at = [&](int key) {  // beyond the end: the last key again, with weight 0
-      return kv_offset(table, p.cache.n_kv_heads, kv_head, key < n_keys ? key : n_keys - 1);
-    };
+  // Waits for a slot. In the last chunk the copy has what was in the cache before this token: the new row is
+  // put in its place, and values beyond the end become zeros (their weights are zero, but zero times NaN is
+  // not).
+  const auto wait_for = [&](int slot, int base, const uint16_t* new_row) {
+    unsigned char* rows = s->ring[warp][slot % kSlots];
+    mbarrier_wait(&s->filled[warp][slot % kSlots], static_cast<unsigned>(slot / kSlots) & 1);
+    if (base + kChunk > position) {
+      for (int r = position - base; r < kChunk; ++r) {
+        uint4* to = reinterpret_cast<uint4*>(rows + r * kHeadCols * 2) + lane;
+        if (base + r > position) *to = make_uint4(0, 0, 0, 0);
+        else if (p.prepare) *to = reinterpret_cast<const uint4*>(new_row)[lane];
+      }
+      warp_sync();
+    }
+    return rows;
+  };
+  const auto free_slot = [&](int slot) {  // after its last read: asks for the slot that takes its place
+    warp_sync();
+    if (lane == 0 && slot + kSlots < n_slots) request(slot + kSlots, upcoming);
+    upcoming = block_of(slot + kSlots + 1);
+  };
+
+  for (int slot = 0; slot < n_slots; slot += 2) {
+    const int base = (first + slot / 2 * kWarps) * kChunk;
     float score[2][4];
     {
-      uint4 k[2][8];
+      const unsigned char* keys = wait_for(slot, base, s->new_k);
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        const auto* key = reinterpret_cast<const uint4*>(p.cache.k + key_at(base + 8 * n + g));
-#pragma unroll
-        for (int c = 0; c < 8; ++c) k[n][c] = load_l2(key + 4 * c + t);
-      }
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
+        const auto* key = reinterpret_cast<const uint4*>(keys + (8 * n + g) * kHeadCols * 2);
 #pragma unroll
         for (float& x : score[n]) x = 0;
 #pragma unroll
         for (int c = 0; c < 8; ++c) {
-          mma_16816(score[n], q[c].x, 0, q[c].y, 0, k[n][c].x, k[n][c].y);
-          mma_16816(score[n], q[c].z, 0, q[c].w, 0, k[n][c].z, k[n][c].w);
+          const uint4 k = key[4 * c + t];
+          mma_16816(score[n], q[c].x, 0, q[c].y, 0, k.x, k.y);
+          mma_16816(score[n], q[c].z, 0, q[c].w, 0, k.z, k.w);
         }
       }
+      free_slot(slot);
     }
     float largest = maximum;
 #pragma unroll
@@ -163,18 +263,14 @@ __global__ void __launch_bounds__(kThreads, 2) attention_decode(AttentionDecode 
     // Accumulators hold heads 2 t and 2 t + 1; the shrink factors live with head g.
     const float shrink0 = shuffle_from(shrink, static_cast<unsigned>(8 * t)),
                 shrink1 = shuffle_from(shrink, static_cast<unsigned>(8 * t + 4));
-    const uint4* value[4];
-#pragma unroll
-    for (int n = 0; n < 2; ++n)
-#pragma unroll
-      for (int j = 0; j < 2; ++j)
-        value[2 * n + j] = reinterpret_cast<const uint4*>(p.cache.v + key_at(base + 8 * n + 2 * t + j)) + g;
+    const unsigned char* values = wait_for(slot + 1, base, s->new_v);
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
       uint32_t v[4][4];
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
-        const uint4 x = load_l2(value[n] + 8 * c);
+        const uint4 x =
+            reinterpret_cast<const uint4*>(values + (n / 2 * 8 + 2 * t + n % 2) * kHeadCols * 2)[8 * c + g];
         v[n][0] = x.x;
         v[n][1] = x.y;
         v[n][2] = x.z;
@@ -193,118 +289,86 @@ __global__ void __launch_bounds__(kThreads, 2) attention_decode(AttentionDecode 
         mma_16816(acc, a0, a1, a2, a3, low[0], low[1]);
       }
     }
+    free_slot(slot + 1);
   }
   sum += shuffle_xor(sum, 1);
   sum += shuffle_xor(sum, 2);
 
-  // Warp -> block.
+  // Warp -> block. The warp's ring is free: all that was asked for has come and was read.
+  warp_sync();
+  float* const partial = s->partial[warp];
 #pragma unroll
   for (int i = 0; i < 16; ++i)
 #pragma unroll
-    for (int j = 0; j < 4; ++j) s->partial[warp][2 * t + j % 2][i * 16 + j / 2 * 8 + g] = o[i][j];
+    for (int j = 0; j < 4; ++j) partial[(2 * t + j % 2) * kRow + i * 16 + j / 2 * 8 + g] = o[i][j];
   if (t == 0) {
-    s->partial[warp][g][kHeadCols] = maximum;
-    s->partial[warp][g][kHeadCols + 1] = sum;
+    partial[g * kRow + kHeadCols] = maximum;
+    partial[g * kRow + kHeadCols + 1] = sum;
   }
   block_sync();
   if (thread < kGroup) {
     float top = -INFINITY, all = 0;
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) top = fmaxf(top, s->partial[w][thread][kHeadCols]);
+    for (int w = 0; w < kWarps; ++w) top = fmaxf(top, s->partial[w][thread * kRow + kHeadCols]);
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
-      const float share = share_of(s->partial[w][thread][kHeadCols], top);
+      const float share = share_of(s->partial[w][thread * kRow + kHeadCols], top);
       s->share[thread][w] = share;
-      all = fmaf(share, s->partial[w][thread][kHeadCols + 1], all);
+      all = fmaf(share, s->partial[w][thread * kRow + kHeadCols + 1], all);
     }
-    s->block[thread][kHeadCols] = top;
-    s->block[thread][kHeadCols + 1] = all;
+    float* to = &s->received[thread % kOwnHeads][rank][kHeadCols];
+    cluster_send(to, &s->arrived, static_cast<unsigned>(thread / kOwnHeads), top);
+    cluster_send(to + 1, &s->arrived, static_cast<unsigned>(thread / kOwnHeads), all);
   }
   block_sync();
+
+  // Block -> cluster: block r finishes heads r * kOwnHeads ...
 #pragma unroll
-  for (int h = 0; h < kGroup; ++h) {
-    float2 value = make_float2(0, 0);
+  for (int r = 0; r < kCluster; ++r) {
+    const int h = r * kOwnHeads + own;
+    float4 value = make_float4(0, 0, 0, 0);
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
-      const float2 v = reinterpret_cast<const float2*>(s->partial[w][h])[thread];
-      value.x = fmaf(s->share[h][w], v.x, value.x);
-      value.y = fmaf(s->share[h][w], v.y, value.y);
+      const float4 v = *reinterpret_cast<const float4*>(&s->partial[w][h * kRow + place]);
+      const float share = s->share[h][w];
+      value.x = fmaf(share, v.x, value.x);
+      value.y = fmaf(share, v.y, value.y);
+      value.z = fmaf(share, v.z, value.z);
+      value.w = fmaf(share, v.w, value.w);
     }
-    reinterpret_cast<float2*>(s->block[h])[thread] = value;
+    cluster_send(&s->received[own][rank][place], &s->arrived, static_cast<unsigned>(r), value);
   }
-  cluster_sync();
+  mbarrier_wait(&s->arrived, 0);
+  float value[4], top, all;
+  merge_parts<kCluster>(
+      kCluster, place,
+      [&](int r, int i) { return *reinterpret_cast<const float4*>(&s->received[own][r][i]); }, value, top,
+      all);
 
-  // Block -> cluster: block r of the cluster has head r; a thread has places `thread` and thread + 128 of its
-  // row.
-  const int h = static_cast<int>(cluster_rank()), head = kv_head * kGroup + h;
-  float value[2] = {0, 0}, top = -INFINITY, all = 0;
-  {
-    float m[kCluster], v[kCluster][3];
-#pragma unroll
-    for (unsigned r = 0; r < kCluster; ++r) {
-      m[r] = cluster_read(&s->block[h][kHeadCols], r);
-      v[r][0] = cluster_read(&s->block[h][thread], r);
-      v[r][1] = cluster_read(&s->block[h][thread + static_cast<int>(kThreads)], r);
-      v[r][2] = cluster_read(&s->block[h][kHeadCols + 1], r);
-    }
-#pragma unroll
-    for (const float x : m) top = fmaxf(top, x);
-#pragma unroll
-    for (unsigned r = 0; r < kCluster; ++r) {
-      const float share = share_of(m[r], top);
-      value[0] = fmaf(share, v[r][0], value[0]);
-      value[1] = fmaf(share, v[r][1], value[1]);
-      all = fmaf(share, v[r][2], all);
-    }
-  }
-  cluster_sync();  // nobody leaves while its shared memory may be read
-
-  // Cluster -> row: the last to arrive for this head.
+  // Cluster -> row: the last to arrive for these heads.
   if (n_clusters > 1) {
     float* rows = p.partial + static_cast<size_t>(row * p.n_q_heads + head) * kClusters * kRow;
-    float* mine = rows + split / static_cast<int>(kCluster) * kRow;
-    mine[thread] = value[0];
-    mine[thread + static_cast<int>(kThreads)] = value[1];
-    if (thread == 0) {
-      mine[kHeadCols] = top;
-      mine[kHeadCols + 1] = all;
-    }
+    float* mine = rows + split / kCluster * kRow;
+    *reinterpret_cast<float4*>(mine + place) = make_float4(value[0], value[1], value[2], value[3]);
+    if (place == 0) *reinterpret_cast<float4*>(mine + kHeadCols) = make_float4(top, all, 0, 0);
     block_sync();
-    unsigned* counter = &p.counters[row * p.n_q_heads + head];
-    if (thread == 0) s->arrived = fetch_add_acq_rel(counter, 1);
+    unsigned* counter = &p.counters[row * p.n_q_heads + kv_head * kGroup + rank * kOwnHeads];
+    if (thread == 0) s->n_before = fetch_add_acq_rel(counter, 1);
     block_sync();
-    if (s->arrived != static_cast<unsigned>(n_clusters) - 1) return;
+    if (s->n_before != static_cast<unsigned>(n_clusters) - 1) return;
     if (thread == 0) *counter = 0;
-    float m[kClusters], v[kClusters][3];
-#pragma unroll
-    for (int c = 0; c < kClusters; ++c) {
-      const bool used = c < n_clusters;
-      m[c] = used ? load_l2(rows + c * kRow + kHeadCols) : -INFINITY;
-      v[c][0] = used ? load_l2(rows + c * kRow + thread) : 0.0f;
-      v[c][1] = used ? load_l2(rows + c * kRow + thread + static_cast<int>(kThreads)) : 0.0f;
-      v[c][2] = used ? load_l2(rows + c * kRow + kHeadCols + 1) : 0.0f;
-    }
-    top = -INFINITY;
-#pragma unroll
-    for (const float x : m) top = fmaxf(top, x);
-    value[0] = value[1] = all = 0;
-#pragma unroll
-    for (int c = 0; c < kClusters; ++c) {
-      const float share = share_of(m[c], top);
-      value[0] = fmaf(share, v[c][0], value[0]);
-      value[1] = fmaf(share, v[c][1], value[1]);
-      all = fmaf(share, v[c][2], all);
-    }
+    merge_parts<kClusters>(
+        n_clusters, place,
+        [&](int c, int i) { return load_l2(reinterpret_cast<const float4*>(rows + c * kRow + i)); }, value,
+        top, all);
   }
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int column = fragment_column(thread + i * static_cast<int>(kThreads));
+  for (int i = 0; i < 4; ++i) {
     float y = value[i] / all;
-    if (p.gate)
-      y *= sigmoid(bf16_value(p.q_gate[at + static_cast<size_t>(head * 2 * kHeadCols + kHeadCols + column)]));
+    if (p.gate) y *= sigmoid(bf16_value(gate[i]));
     p.y[(static_cast<size_t>(row) * static_cast<size_t>(p.n_q_heads) + static_cast<size_t>(head)) *
             kHeadCols +
-        static_cast<size_t>(column)] = static_cast<uint16_t>(bf16_bits(y));
+        static_cast<size_t>(fragment_column(place + i))] = static_cast<uint16_t>(bf16_bits(y));
   }
 }
 

@@ -137,7 +137,8 @@ inline unsigned cluster_rank() { return emulated::current().block->cluster_rank;
 inline void cluster_sync() { emulated::barrier(emulated::cluster_group()); }
 inline void cluster_arrive() {}
 inline void cluster_wait() { emulated::barrier(emulated::cluster_group()); }
-inline void cluster_send(float* shared, MBarrier* b, unsigned rank, float value) {
+template <typename T>
+inline void cluster_send(float* shared, MBarrier* b, unsigned rank, T value) {  // float, float4
   const auto there = [&](const void* here) {
     return emulated::cluster_shared(rank) + (static_cast<const unsigned char*>(here) - shared_memory());
   };
@@ -277,6 +278,16 @@ __device__ __forceinline__ unsigned cluster_rank() {
 }
 __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_send(float* shared, MBarrier* b, unsigned rank, float4 value) {
+  uint32_t to, at;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(shared_address(shared)), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_address(b)), "r"(rank));
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+          to),
+      "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(at)
+      : "memory");
 }
 // A meeting in two halves whose first orders no memory, so that nothing is waited for.
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;"); }

@@ -292,9 +292,13 @@ __global__ void __launch_bounds__(kDownThreads) experts_down_q4_decode(ExpertsDo
   place(static_cast<int>(threadIdx.x / 32));
   // The logits come from the kernel before the one in front, which has finished: they may be read before the
   // wait.
+  //
+  // The kernel behind may start as soon as blocks of the one in front leave room: it asks for a third of a
+  // layer's bytes, all of weights, and would else ask when this kernel ends, whose end then waits in the same
+  // queues.
+  pdl_trigger();
   if (p.logits != nullptr) choose_and_request();
   pdl_wait();
-  pdl_trigger();
   if (p.logits == nullptr) choose_and_request();
 
   // Wanted at the end only, asked for now.

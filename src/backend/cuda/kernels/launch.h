@@ -18,7 +18,7 @@ struct LaunchShape {
 
 // Shared memory to ask for so that an SM takes one block of a kernel: with two on some SMs and none on others
 // the kernel takes twice as long. A small kernel before or after it fits beside it.
-inline constexpr unsigned kAloneBytes = 115 << 10;
+inline constexpr unsigned kAloneBytes = 116000;  // more than half of an SM's 228 KB
 inline unsigned alone_on_an_sm(unsigned bytes) { return bytes > kAloneBytes ? bytes : kAloneBytes; }
 
 template <typename Params>
