@@ -149,7 +149,27 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionDecode p) 
   pdl_trigger();
   const size_t at = static_cast<size_t>(row) * static_cast<size_t>(p.stride);
 
-  // Wanted at the end, asked for now: the gates of the values that this thread finishes.
+  // All loads first. Queries: two heads a warp. The new key and value: by warp 0 of the split that has the
+  // last position. Gates: of the values that this thread finishes, wanted at the end.
+  constexpr int kHeadsOfWarp = kGroup / kWarps;
+  const bool has_new = p.prepare && split == n_splits - 1 && warp == 0;
+  uint4 raw_q[kHeadsOfWarp], raw_k = make_uint4(0, 0, 0, 0), raw_v = make_uint4(0, 0, 0, 0);
+#pragma unroll
+  for (int i = 0; i < kHeadsOfWarp; ++i) {
+    const int q_head = kv_head * kGroup + warp + i * kWarps;
+    const uint16_t* from = p.prepare ? p.q_gate + at + static_cast<size_t>(q_head) * 2 * kHeadCols
+                                     : p.q + (static_cast<size_t>(row) * static_cast<size_t>(p.n_q_heads) +
+                                              static_cast<size_t>(q_head)) *
+                                                 kHeadCols;
+    raw_q[i] = load_l2(reinterpret_cast<const uint4*>(from) + lane);
+  }
+  HeadAngles angles{};
+  if (p.prepare) angles = load_head_angles(p.step.rope + row * 32);
+  if (has_new) {
+    const size_t from = at + static_cast<size_t>(kv_head) * kHeadCols;
+    raw_k = load_l2(reinterpret_cast<const uint4*>(p.k + from) + lane);
+    raw_v = load_l2(reinterpret_cast<const uint4*>(p.v + from) + lane);
+  }
   const int own = thread / (static_cast<int>(kThreads) / kOwnHeads);
   const int place = thread % (static_cast<int>(kThreads) / kOwnHeads) * 4;
   const int head = kv_head * kGroup + rank * kOwnHeads + own;
@@ -160,31 +180,18 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionDecode p) 
       gate[i] =
           p.q_gate[at + static_cast<size_t>(head * 2 * kHeadCols + kHeadCols + fragment_column(place + i))];
 
-  // Queries: two heads a warp. The new key and value: by warp 0 of the split that has the last position.
 #pragma unroll
-  for (int i = 0; i < kGroup / kWarps; ++i) {
-    const int h = warp + i * kWarps, q_head = kv_head * kGroup + h;
-    uint4 q;
-    if (p.prepare)
-      q = norm_and_rotate(p.q_gate + at + static_cast<size_t>(q_head) * 2 * kHeadCols, q_norm, p.epsilon,
-                          p.step.rope + row * 32);
-    else
-      q = load_l2(
-          reinterpret_cast<const uint4*>(p.q + (static_cast<size_t>(row) * static_cast<size_t>(p.n_q_heads) +
-                                                static_cast<size_t>(q_head)) *
-                                                   kHeadCols) +
-          lane);
+  for (int i = 0; i < kHeadsOfWarp; ++i) {
+    const uint4 q = p.prepare ? norm_and_rotate(raw_q[i], q_norm, p.epsilon, angles) : raw_q[i];
     const auto scaled = [](uint32_t w) { return bf16_pair(bf16_low(w) * 0.0625f, bf16_high(w) * 0.0625f); };
-    reinterpret_cast<uint4*>(s->q[h])[lane] = make_uint4(scaled(q.x), scaled(q.y), scaled(q.z), scaled(q.w));
+    reinterpret_cast<uint4*>(s->q[warp + i * kWarps])[lane] =
+        make_uint4(scaled(q.x), scaled(q.y), scaled(q.z), scaled(q.w));
   }
-  const bool has_new = p.prepare && split == n_splits - 1;
-  if (has_new && warp == 0) {
+  if (has_new) {
     const size_t to = kv_offset(table, p.cache.n_kv_heads, kv_head, position);
-    const size_t from = at + static_cast<size_t>(kv_head) * kHeadCols;
-    const uint4 k = norm_and_rotate(p.k + from, k_norm, p.epsilon, p.step.rope + row * 32);
-    const uint4 v = load_l2(reinterpret_cast<const uint4*>(p.v + from) + lane);
+    const uint4 k = norm_and_rotate(raw_k, k_norm, p.epsilon, angles);
     reinterpret_cast<uint4*>(p.cache.k + to)[lane] = reinterpret_cast<uint4*>(s->new_k)[lane] = k;
-    reinterpret_cast<uint4*>(p.cache.v + to)[lane] = reinterpret_cast<uint4*>(s->new_v)[lane] = v;
+    reinterpret_cast<uint4*>(p.cache.v + to)[lane] = reinterpret_cast<uint4*>(s->new_v)[lane] = raw_v;
   }
   block_sync();
 

@@ -162,6 +162,7 @@ inline int shared_fetch_add(int* counter, int n) {
   return old;
 }
 inline void prefetch_l2(const void*) {}
+inline void spin(unsigned) {}
 inline unsigned fetch_add_acq_rel(unsigned* counter, unsigned n) {
   const unsigned old = *counter;
   *counter += n;
@@ -321,6 +322,12 @@ __device__ __forceinline__ uint32_t load_l2(const uint32_t* p) { return __ldcg(p
 __device__ __forceinline__ int shared_fetch_add(int* counter, int n) { return atomicAdd(counter, n); }
 __device__ __forceinline__ void prefetch_l2(const void* p) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+// Lets so many clock cycles pass.
+__device__ __forceinline__ void spin(unsigned cycles) {
+  const long long until = clock64() + cycles;
+  while (clock64() < until) {
+  }
 }
 __device__ __forceinline__ unsigned fetch_add_acq_rel(unsigned* counter, unsigned n) {
   unsigned old;

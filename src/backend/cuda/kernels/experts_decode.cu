@@ -214,6 +214,9 @@ __global__ void __launch_bounds__(kThreads, 2) experts_gate_up_q4_decode(Experts
 
 // ---- down: a block has one 16-row tile of the output and that tile of all 8 experts and the shared one
 constexpr int kDownWarps = 18;
+// Clock cycles between the choice and the request for the weights: those of the gate and up projections,
+// which are asked for at the same time and wanted 5 us earlier, come first.
+constexpr unsigned kDownDelay = 3000;
 constexpr unsigned kDownThreads = kDownWarps * 32;
 
 struct DownLayout {
@@ -261,6 +264,7 @@ __global__ void __launch_bounds__(kDownThreads) experts_down_q4_decode(ExpertsDo
     }
     if (threadIdx.x < kTop) {
       const unsigned j = threadIdx.x;
+      if (p.logits != nullptr) spin(kDownDelay);
       mbarrier_expect(&barriers[j], tile_bytes);
       bulk_copy(shared + j * tile_bytes,
                 p.down + (static_cast<size_t>(top->ids[j]) * expert_tiles + tile) * tile_bytes, tile_bytes,

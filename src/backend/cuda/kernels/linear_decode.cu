@@ -15,6 +15,9 @@ constexpr int kWarps = 16;
 constexpr unsigned kThreads = kWarps * 32;
 constexpr unsigned kSharedLimit = 224 << 10;  // bytes of dynamic shared memory a block may ask for
 constexpr int kMaxTilesPerBlock = 16;
+// Clock cycles before a layer's first projections ask for their weights: the small reads of the kernel in
+// front, the experts' down projection, would otherwise wait behind 14 MB, and its end with them.
+constexpr unsigned kDelay = 2000;
 constexpr int kRingGroups = 4;  // records of a ring slot
 constexpr int kRingSlots = 4;   // slots of a warp
 
@@ -102,6 +105,7 @@ __global__ void __launch_bounds__(kThreads) linear_q4_decode(LinearDecode p) {
   if (threadIdx.x == 0) {
     for (int i = 0; i < n_tiles; ++i) mbarrier_init(&barriers[i], 1);
     mbarrier_init_fence();
+    if (p.norm != nullptr) spin(kDelay);
     for (int i = 0; i < n_tiles; ++i) {
       int piece, row;
       const unsigned char* records = tile_records(p, first_tile + i, &piece, &row);
@@ -170,7 +174,8 @@ __global__ void __launch_bounds__(kThreads) linear_q4_decode(LinearDecode p) {
   }
 }
 
-// Warp w of the grid takes tiles w, w + n_warps, ...; each is summed by one warp from its own ring.
+// Warp w of block b takes tiles w * n_blocks + b and every n_warps-th from there, so that all SMs have as
+// many; each is summed by one warp from its own ring.
 template <int kRows>
 __global__ void __launch_bounds__(kThreads) linear_q4_decode_ring(LinearDecode p) {
   unsigned char* shared = shared_memory();
@@ -180,7 +185,7 @@ __global__ void __launch_bounds__(kThreads) linear_q4_decode_ring(LinearDecode p
   unsigned char* ring = shared + warp * kRingSlots * kSlotBytes;
   auto* barriers = reinterpret_cast<MBarrier*>(shared + l.barriers) + warp * kRingSlots;
   const int n_groups = p.in / kGroupCols, slots_per_tile = (n_groups + kRingGroups - 1) / kRingGroups;
-  const int first_tile = static_cast<int>(blockIdx.x * kWarps + warp),
+  const int first_tile = static_cast<int>(warp * gridDim.x + blockIdx.x),
             step = static_cast<int>(gridDim.x) * kWarps;
   const int my_tiles = first_tile < p.n_tiles ? (p.n_tiles - first_tile + step - 1) / step : 0;
   const int n_slots = my_tiles * slots_per_tile;

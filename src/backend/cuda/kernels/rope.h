@@ -16,11 +16,22 @@ __device__ __forceinline__ HeadWeight load_head_weight(const float* weight) {
   return w;
 }
 
-// Lane l returns columns 8 l .. 8 l + 7 as bf16. rope: cos and sin of the row's 32 angles.
-__device__ __forceinline__ uint4 norm_and_rotate(const uint16_t* head, const HeadWeight& weight,
-                                                 float epsilon, const float2* rope) {
+// cos and sin of the angles that a lane needs (lanes 0 .. 7). rope: of the row's 32 angles.
+struct HeadAngles {
+  float2 part[8];
+};
+__device__ __forceinline__ HeadAngles load_head_angles(const float2* rope) {
+  HeadAngles a{};
+  if (lane_id() < 8)
+#pragma unroll
+    for (unsigned i = 0; i < 8; ++i) a.part[i] = rope[8 * (lane_id() & 3) + i];
+  return a;
+}
+
+// bits: columns 8 l .. 8 l + 7 of a head in lane l, as bf16; returns the same of the result.
+__device__ __forceinline__ uint4 norm_and_rotate(uint4 bits, const HeadWeight& weight, float epsilon,
+                                                 const HeadAngles& angles) {
   const int lane = static_cast<int>(lane_id());
-  const uint4 bits = load_l2(reinterpret_cast<const uint4*>(head) + lane);
   float x[8] = {bf16_low(bits.x), bf16_high(bits.x), bf16_low(bits.y), bf16_high(bits.y),
                 bf16_low(bits.z), bf16_high(bits.z), bf16_low(bits.w), bf16_high(bits.w)};
   float square = 0;
@@ -33,7 +44,7 @@ __device__ __forceinline__ uint4 norm_and_rotate(const uint16_t* head, const Hea
     // Lanes 0 .. 3 hold columns 0 .. 31, lanes 4 .. 7 their partners 32 .. 63.
     const float partner = shuffle_xor(x[i], 4);
     if (lane < 8) {
-      const float2 angle = rope[8 * (lane & 3) + i];
+      const float2 angle = angles.part[i];
       x[i] = lane < 4 ? x[i] * angle.x - partner * angle.y : partner * angle.y + x[i] * angle.x;
     }
   }
@@ -42,7 +53,8 @@ __device__ __forceinline__ uint4 norm_and_rotate(const uint16_t* head, const Hea
 }
 __device__ __forceinline__ uint4 norm_and_rotate(const uint16_t* head, const float* weight, float epsilon,
                                                  const float2* rope) {
-  return norm_and_rotate(head, load_head_weight(weight), epsilon, rope);
+  return norm_and_rotate(load_l2(reinterpret_cast<const uint4*>(head) + lane_id()), load_head_weight(weight),
+                         epsilon, load_head_angles(rope));
 }
 
 }  // namespace lily::cuda

@@ -19,8 +19,8 @@ __global__ void __launch_bounds__(32) prepare_heads(PrepareHeads p) {
     auto* q = reinterpret_cast<uint4*>(
         p.q + (static_cast<size_t>(row) * static_cast<size_t>(p.n_q_heads) + static_cast<size_t>(head)) *
                   kHeadCols);
-    q[lane_id()] = norm_and_rotate(p.q_gate + at + static_cast<size_t>(head) * 2 * kHeadCols,
-                                   load_head_weight(p.q_norm), p.epsilon, rope);
+    q[lane_id()] =
+        norm_and_rotate(p.q_gate + at + static_cast<size_t>(head) * 2 * kHeadCols, p.q_norm, p.epsilon, rope);
     return;
   }
   const int kv_head = head - p.n_q_heads;
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(32) prepare_heads(PrepareHeads p) {
                               p.step.positions[row]);
   const size_t from = at + static_cast<size_t>(kv_head) * kHeadCols;
   reinterpret_cast<uint4*>(p.cache.k + to)[lane_id()] =
-      norm_and_rotate(p.k + from, load_head_weight(p.k_norm), p.epsilon, rope);
+      norm_and_rotate(p.k + from, p.k_norm, p.epsilon, rope);
   reinterpret_cast<uint4*>(p.cache.v + to)[lane_id()] =
       load_l2(reinterpret_cast<const uint4*>(p.v + from) + lane_id());
 }
