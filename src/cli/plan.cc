@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "backend/planner.h"
 #include "base/error.h"
 #include "cli/command.h"
 #include "plan/cost.h"
@@ -20,10 +21,27 @@ struct Options {
   bool list = false, json = false;
 };
 
-// The policy of a backend that is present.
-plan::Policy policy_of(const Options& o, const model::Dims& dims) {
-  const auto device = backend::make_device(o.model.backend, {.threads = 1, .tensor_ops = o.model.tensor_ops});
-  return chosen_policy(*device, dims, o.model);
+struct Target {
+  std::string backend;
+  const backend::Planner* planner;  // null: launches are not known without the device
+  plan::Policy policy;
+};
+
+// The backend asked for, else the one that drives the device whose roofline is shown, if its launches are
+// known without it, else the one that runs here.
+Target target_of(const Options& o, const model::Dims& dims) {
+  const backend::DeviceOptions options{.threads = 1, .tensor_ops = o.model.tensor_ops};
+  std::string name = o.model.backend;
+  if (name == "auto" && !o.device.empty()) {
+    const std::string driver = plan::device_rates(o.device).backend;
+    if (backend::find_planner(driver) != nullptr) name = driver;
+  }
+  const engine::LoadOptions load = load_options(o.model);
+  if (const backend::Planner* planner = backend::find_planner(name))
+    return {name, planner, engine::policy_of(planner->policy(dims, options), name, load.kv, load.disable)};
+  const auto device = backend::make_device(name, options);
+  return {device->info().backend, backend::find_planner(device->info().backend),
+          chosen_policy(*device, dims, o.model)};
 }
 
 int run(const Options& o) {
@@ -43,7 +61,7 @@ int run(const Options& o) {
   if (checkpoint) work.storage = [&](model::WeightId id) { return checkpoint->weight(id).storage; };
   work.rows = o.rows > 0 ? o.rows : is_decode ? 1 : 512;
   work.position = o.context >= 0 ? o.context : is_decode ? 4096 : 0;
-  const plan::Policy policy = policy_of(o, dims);
+  const auto [backend, planner, policy] = target_of(o, dims);
   if (is_decode && work.rows != 1)
     fail(Fault::user,
          "--rows {}: a decode step has one row of each sequence, and costs are counted for one sequence",
@@ -60,14 +78,20 @@ int run(const Options& o) {
   const plan::Cost cost = plan::cost(plan, work);
   std::optional<plan::Roofline> roofline;
   if (!o.device.empty()) roofline = plan::roofline(cost, work.rows, plan::device_rates(o.device));
+  const backend::Launches launches =
+      planner != nullptr
+          ? planner->launches(plan, work.storage)
+          : backend::Launches{static_cast<int>(plan.ops.size()), plan.n_stages(), plan.n_stages() - 1};
 
   if (o.json) {
     Json json = {{"phase", o.phase},
                  {"rows", work.rows},
                  {"context", work.position},
-                 {"dispatches", plan.ops.size()},
-                 {"stages", plan.n_stages()},
-                 {"barriers", plan.n_stages() - 1},
+                 {"backend", backend},
+                 {"ops", plan.ops.size()},
+                 {"dispatches", launches.launches},
+                 {"stages", launches.stages},
+                 {"barriers", launches.barriers},
                  {"weight_bytes", cost.weight_bytes},
                  {"state_read_bytes", cost.state_read_bytes},
                  {"state_write_bytes", cost.state_write_bytes},
@@ -84,8 +108,9 @@ int run(const Options& o) {
     return 0;
   }
   if (o.list) fmt::print("{}", plan::list(plan, work));
-  fmt::print("{} of {} row{} at context {}: {} dispatches in {} stages, {} barriers\n", o.phase, work.rows,
-             work.rows == 1 ? "" : "s", work.position, plan.ops.size(), plan.n_stages(), plan.n_stages() - 1);
+  fmt::print("{} of {} row{} at context {}: {} ops as {} dispatches in {} stages, {} barriers\n", o.phase,
+             work.rows, work.rows == 1 ? "" : "s", work.position, plan.ops.size(), launches.launches,
+             launches.stages, launches.barriers);
   const std::pair<const char*, int64_t> lines[] = {{"weights read", cost.weight_bytes},
                                                    {"delta state read", cost.state_read_bytes},
                                                    {"delta state written", cost.state_write_bytes},
@@ -122,7 +147,10 @@ void add_plan(CLI::App& app, Action& action) {
       ->check(CLI::Range(0, 1 << 20));
   command->add_option("--shape", options->shape, "Dimensions without a checkpoint")
       ->check(CLI::IsMember({"qwen3.6-35b-a3b", "lily-tiny"}));
-  command->add_option("--device", options->device, "Device whose roofline is shown: h200, m1 ... m5-max");
+  command->add_option(
+      "--device", options->device,
+      "Device whose roofline is shown: h200, m1 ... m5-max. Without --backend, those of Apple "
+      "show what Metal will launch");
   command->add_flag("--list", options->list, "One line an op");
   command->add_flag("--json", options->json, "One JSON document on stdout");
   command->footer(

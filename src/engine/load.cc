@@ -6,14 +6,18 @@ namespace lily::engine {
 
 plan::Policy policy_of(const backend::Device& device, const model::Dims& dims,
                        std::optional<plan::FloatType> kv, std::span<const plan::Mechanism> disable) {
-  const plan::Policy whole = device.policy(dims);
-  plan::Policy policy = whole;
+  return policy_of(device.policy(dims), device.info().backend, kv, disable);
+}
+
+plan::Policy policy_of(const plan::Policy& published, std::string_view backend,
+                       std::optional<plan::FloatType> kv, std::span<const plan::Mechanism> disable) {
+  plan::Policy policy = published;
   // The reference computes and keeps everything in fp32, whatever is asked for.
-  if (kv && device.info().backend != "reference") policy.kv = *kv;
+  if (kv && backend != "reference") policy.kv = *kv;
   for (const plan::Mechanism mechanism : disable) {
-    if (!whole.has(mechanism))
+    if (!published.has(mechanism))
       fail(Fault::user, "--disable {}: not applicable on backend '{}'; leave it out", plan::name(mechanism),
-           device.info().backend);
+           backend);
     if (const auto ablated = plan::without(policy, mechanism)) policy = *ablated;  // else named before
   }
   return policy;

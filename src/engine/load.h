@@ -28,6 +28,9 @@ struct LoadOptions {
 // have.
 plan::Policy policy_of(const backend::Device& device, const model::Dims& dims,
                        std::optional<plan::FloatType> kv, std::span<const plan::Mechanism> disable);
+// The same of a policy that a backend of this name has published.
+plan::Policy policy_of(const plan::Policy& published, std::string_view backend,
+                       std::optional<plan::FloatType> kv, std::span<const plan::Mechanism> disable);
 
 // Has no thread of its own: one at a time may use it, an Engine's for as long as that lives.
 class LoadedModel {

@@ -133,16 +133,16 @@ int64_t flops(const Plan& plan, const Op& op, const Workload& w) {
 }
 
 constexpr std::array kDevices = {
-    DeviceRates{"h200", 4550, 790, true},    DeviceRates{"m1", 68, 2.6, false},
-    DeviceRates{"m1-pro", 200, 5.3, false},  DeviceRates{"m1-max", 400, 10.6, false},
-    DeviceRates{"m1-ultra", 800, 21, false}, DeviceRates{"m2", 102, 3.6, false},
-    DeviceRates{"m2-pro", 205, 6.8, false},  DeviceRates{"m2-max", 400, 13.5, false},
-    DeviceRates{"m2-ultra", 800, 27, false}, DeviceRates{"m3", 102, 4.1, false},
-    DeviceRates{"m3-pro", 154, 7.4, false},  DeviceRates{"m3-max", 400, 14, false},
-    DeviceRates{"m3-ultra", 819, 28, false}, DeviceRates{"m4", 120, 4.6, false},
-    DeviceRates{"m4-pro", 273, 9.2, false},  DeviceRates{"m4-max", 546, 18.4, false},
-    DeviceRates{"m5", 153, 15, false},       DeviceRates{"m5-pro", 307, 27, false},
-    DeviceRates{"m5-max", 614, 56, false},
+    DeviceRates{"h200", 4550, 790, true, "cuda"},     DeviceRates{"m1", 68, 2.6, false, "metal"},
+    DeviceRates{"m1-pro", 200, 5.3, false, "metal"},  DeviceRates{"m1-max", 400, 10.6, false, "metal"},
+    DeviceRates{"m1-ultra", 800, 21, false, "metal"}, DeviceRates{"m2", 102, 3.6, false, "metal"},
+    DeviceRates{"m2-pro", 205, 6.8, false, "metal"},  DeviceRates{"m2-max", 400, 13.5, false, "metal"},
+    DeviceRates{"m2-ultra", 800, 27, false, "metal"}, DeviceRates{"m3", 102, 4.1, false, "metal"},
+    DeviceRates{"m3-pro", 154, 7.4, false, "metal"},  DeviceRates{"m3-max", 400, 14, false, "metal"},
+    DeviceRates{"m3-ultra", 819, 28, false, "metal"}, DeviceRates{"m4", 120, 4.6, false, "metal"},
+    DeviceRates{"m4-pro", 273, 9.2, false, "metal"},  DeviceRates{"m4-max", 546, 18.4, false, "metal"},
+    DeviceRates{"m5", 153, 15, false, "metal"},       DeviceRates{"m5-pro", 307, 27, false, "metal"},
+    DeviceRates{"m5-max", 614, 56, false, "metal"},
 };
 
 }  // namespace

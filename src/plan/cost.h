@@ -44,6 +44,7 @@ struct DeviceRates {
   double read_gb_s;      // sustained read bandwidth, or nominal where nothing was measured
   double matrix_tflops;  // 16-bit matrix products with fp32 accumulation
   bool measured;
+  const char* backend;  // what drives it
 };
 // Throws Error(Fault::user) with the list of names.
 DeviceRates device_rates(const std::string& name);

@@ -169,6 +169,24 @@ TEST(Plan, ReportsTheRealModelsBytes) {
   EXPECT_EQ(json["roofline"]["bound"], "memory");
 }
 
+TEST(Plan, ShowsWhatMetalLaunchesWithoutAMac) {
+  const std::string step = "plan --shape qwen3.6-35b-a3b --phase decode --context 4096 --json ";
+  for (const char* target : {"--device m5-max", "--backend metal"}) {
+    const Json json = Json::parse(lily(step + target).out);
+    EXPECT_EQ(json["backend"], "metal");
+    EXPECT_LT(json["dispatches"], 795);
+    EXPECT_LE(json["stages"], 250);
+    EXPECT_EQ(json["barriers"].get<int>() + 1, json["stages"].get<int>());
+    EXPECT_GT(json["dispatches"], json["ops"]);
+  }
+  // Serial execution has more stages, and a backend that calls its ops has as many dispatches.
+  const std::string chunk = "plan --shape qwen3.6-35b-a3b --phase prefill --device m5-max --json";
+  EXPECT_GT(Json::parse(lily(chunk + " --disable D3").out)["stages"], Json::parse(lily(chunk).out)["stages"]);
+  const Json cpu = Json::parse(lily(step + "--device m5-max --backend cpu").out);
+  EXPECT_EQ(cpu["backend"], "cpu");
+  EXPECT_EQ(cpu["dispatches"], cpu["ops"]);
+}
+
 TEST(Plan, ListsOneLineAnOp) {
   const Outcome run =
       lily("plan --shape qwen3.6-35b-a3b --phase prefill --rows 512 --list --backend reference");

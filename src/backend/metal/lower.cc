@@ -109,8 +109,8 @@ std::vector<Group> groups(const plan::Plan& plan, const Lowered& lowered, int fi
   return result;
 }
 
-Counts dispatches(const plan::Plan& plan) {
-  const Lowered lowered = lower(plan);
+Counts dispatches(const plan::Plan& plan, const StorageOf& storage) {
+  const Lowered lowered = lower(plan, storage);
   Counts counts;
   bool after_encoder = true;
   for (const Group& group : groups(plan, lowered, 0, static_cast<int>(plan.ops.size()))) {

@@ -51,7 +51,7 @@ struct Counts {
   int stages = 0;    // groups
   int barriers = 0;  // inside encoders
 };
-Counts dispatches(const plan::Plan& plan);
+Counts dispatches(const plan::Plan& plan, const StorageOf& storage = {});
 
 // Where a value is.
 Place place_of(const plan::Plan& plan, const Lowered& lowered, plan::ValueId value);

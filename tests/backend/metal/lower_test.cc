@@ -6,6 +6,7 @@
 
 #include "backend/metal/lower.h"
 #include "base/error.h"
+#include "plan/cost.h"
 
 namespace lily::metal {
 namespace {
@@ -72,6 +73,17 @@ TEST(Lower, ATokenOfTheRealModelNeedsFewerLaunchesAndStagesThanThePublishedEngin
   EXPECT_LT(counts.launches, 795);
   EXPECT_LE(counts.stages, 250);
   EXPECT_EQ(counts.barriers, counts.stages - 1);
+}
+
+// What a token must move at the least: weights, states read and written, KV read.
+TEST(Lower, ATokenMovesItsIdealBytes) {
+  for (const auto& [context, ideal_mb] :
+       {std::pair(256, 1803.0), {4096, 1882.0}, {32768, 2470.0}, {131072, 4483.0}}) {
+    const plan::Plan plan =
+        make_plan(model::qwen36_35b_a3b(), Phase::decode, 1, context + 1, default_policy());
+    const auto bytes = static_cast<double>(plan::cost(plan, {.rows = 1, .position = context}).total_bytes());
+    EXPECT_NEAR(bytes * 1e-6, ideal_mb, 0.02 * ideal_mb) << context;
+  }
 }
 
 TEST(Lower, EveryBarrierSeparatesAConflict) {
