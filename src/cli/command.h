@@ -26,6 +26,7 @@ void add_inspect(CLI::App& app, Action& action);
 void add_plan(CLI::App& app, Action& action);
 void add_eval(CLI::App& app, Action& action);
 void add_diff(CLI::App& app, Action& action);
+void add_selftest(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
 void add_serve(CLI::App& app, Action& action);
 void add_synth(CLI::App& app, Action& action);

@@ -54,6 +54,7 @@ int main(int argc, char** argv) {
   add_plan(app, action);
   add_eval(app, action);
   add_diff(app, action);
+  add_selftest(app, action);
   add_bench(app, action);
   add_ablate(app, action);
   add_serve(app, action);

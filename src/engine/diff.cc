@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "base/error.h"
@@ -22,6 +23,10 @@ constexpr StateSlot kBefore{0}, kAfter{1};
 // the same.
 constexpr double kRouterNearTie = 1e-2;
 
+double share_of(double error, double tolerance) {
+  return error == 0 ? 0 : tolerance > 0 ? error / tolerance : std::numeric_limits<double>::infinity();
+}
+
 class OpByOp {
  public:
   OpByOp(Device& candidate, Device& reference, const plan::Plan& plan, const backend::StepInputs& inputs)
@@ -38,6 +43,7 @@ class OpByOp {
     for (size_t i = 0; i < plan_.ops.size(); ++i) {
       if (options.between_ops) options.between_ops();
       const plan::Op& op = plan_.ops[i];
+      if (options.compares && !options.compares(op)) continue;
       const std::vector<plan::Use> uses = plan::uses(op);
       for (const plan::Use& use : uses)
         if (use.resource == Resource::value && use.reads()) {
@@ -47,6 +53,8 @@ class OpByOp {
         }
       program_b->run_ops(inputs_, static_cast<int>(i), static_cast<int>(i) + 1);
       ++report_.n_ops;
+      of_kind_ = &report_.by_op[plan::kind_name(op)];
+      ++of_kind_->n_ops;
       bool last = false;
       for (const plan::Use& use : uses) {
         if (!use.writes()) continue;
@@ -68,27 +76,31 @@ class OpByOp {
       const std::vector<float> x = a.read(use.value), y = b.read(use.value);
       if (value.type == plan::Type::i32) compare_ids(op, value, x, y, b);
       else compare_rows(op, size, value.name, value.cols, x, y, near_ties(op, value, b));
-    } else if (use.resource == Resource::delta_state) {
-      compare_rows(op, size, fmt::format("layers.{}.delta_state", use.layer), model::kDeltaHeadDim,
-                   a_.read_delta_state(kAfter, use.layer), b_.read_delta_state(kAfter, use.layer), {});
-    } else if (use.resource == Resource::conv_state) {
-      compare_rows(op, size, fmt::format("layers.{}.conv_state", use.layer), plan_.dims.conv_channels(),
-                   a_.read_conv_state(kAfter, use.layer), b_.read_conv_state(kAfter, use.layer), {});
+    } else if (use.resource == Resource::delta_state || use.resource == Resource::conv_state) {
+      for (const backend::Segment& s : inputs_.segments) compare_state(op, size, use, s.dst);
     } else if (use.resource == Resource::kv) {
-      compare_kv(op, size, use.layer);
+      for (const backend::Segment& s : inputs_.segments) compare_kv(op, size, s, use.layer);
     }
   }
 
+  void compare_state(const plan::Op& op, const OpSize& size, const plan::Use& use, StateSlot slot) {
+    if (use.resource == Resource::delta_state)
+      compare_rows(op, size, fmt::format("layers.{}.delta_state", use.layer), model::kDeltaHeadDim,
+                   a_.read_delta_state(slot, use.layer), b_.read_delta_state(slot, use.layer), {});
+    else
+      compare_rows(op, size, fmt::format("layers.{}.conv_state", use.layer), plan_.dims.conv_channels(),
+                   a_.read_conv_state(slot, use.layer), b_.read_conv_state(slot, use.layer), {});
+  }
+
   // Then both go on with the candidate's.
-  void compare_kv(const plan::Op& op, const OpSize& size, int layer) {
-    const backend::Segment& s = inputs_.segments[0];
+  void compare_kv(const plan::Op& op, const OpSize& size, const backend::Segment& s, int layer) {
     const int n_tokens = s.position + s.n_rows;
     OpSize with_kv = size;
     with_kv.dots = true;
     for (const auto& [which, name] : {std::pair{Device::Kv::k, "k"}, std::pair{Device::Kv::v, "v"}}) {
       std::vector<float> x, y;
       for (int first = 0; first < n_tokens; first += kKvBlockTokens) {
-        const int block = inputs_.block_table[static_cast<size_t>(first / kKvBlockTokens)];
+        const int block = inputs_.block_table[static_cast<size_t>(s.first_block + first / kKvBlockTokens)];
         const int n = std::min(kKvBlockTokens, n_tokens - first);
         const std::vector<float> part = a_.read_kv(which, layer, block, n),
                                  other = b_.read_kv(which, layer, block, n);
@@ -126,14 +138,7 @@ class OpByOp {
     for (size_t i = 0; i < x.size(); ++i) {
       const auto row = static_cast<int64_t>(i) / value.cols;
       if (static_cast<size_t>(row) < skip.size() && skip[static_cast<size_t>(row)]) continue;
-      note({.op = plan::kind_name(op),
-            .value = value.name,
-            .row = row,
-            .col = static_cast<int64_t>(i) % value.cols,
-            .candidate = x[i],
-            .reference = y[i],
-            .error = std::abs(static_cast<double>(x[i]) - y[i]),
-            .tolerance = 0.5});
+      note(op, value.name, row, static_cast<int64_t>(i) % value.cols, x[i], y[i], 0.5);
     }
   }
 
@@ -144,29 +149,27 @@ class OpByOp {
     for (size_t first = 0; first + width <= x.size(); first += width) {
       if (first / width < skip.size() && skip[first / width]) continue;
       const double rms = root_mean_square(std::span(y).subspan(first, width));
-      for (size_t i = first; i < first + width; ++i) {
-        const double error = std::abs(static_cast<double>(x[i]) - y[i]);
-        note({.op = plan::kind_name(op),
-              .value = name,
-              .row = static_cast<int64_t>(first / width),
-              .col = static_cast<int64_t>(i - first),
-              .candidate = x[i],
-              .reference = y[i],
-              .error = std::isnan(error) ? std::numeric_limits<double>::infinity() : error,
-              .tolerance = op_tolerance(precision_, size, rms, y[i])});
-      }
+      for (size_t i = first; i < first + width; ++i)
+        note(op, name, static_cast<int64_t>(first / width), static_cast<int64_t>(i - first), x[i], y[i],
+             op_tolerance(precision_, size, rms, y[i]));
     }
   }
 
-  void note(const Difference& d) {
+  void note(const plan::Op& op, const std::string& value, int64_t row, int64_t col, float x, float y,
+            double tolerance) {
+    const double difference = std::abs(static_cast<double>(x) - y);
+    const double error = std::isnan(difference) ? std::numeric_limits<double>::infinity() : difference;
+    const double share = share_of(error, tolerance);
+    OpReport& of_kind = *of_kind_;
     ++report_.n_values;
-    if (d.error > d.tolerance && !report_.first) report_.first = d;
-    const auto share = [](const Difference& x) {
-      return x.error == 0      ? 0
-             : x.tolerance > 0 ? x.error / x.tolerance
-                               : std::numeric_limits<double>::infinity();
+    ++of_kind.n_values;
+    const auto keep = [&](std::optional<Difference>& to) {
+      to = {plan::kind_name(op), value, row, col, x, y, error, tolerance};
     };
-    if (!report_.worst || share(d) > share(*report_.worst)) report_.worst = d;
+    if (error > tolerance && !report_.first) keep(report_.first);
+    if (error > tolerance && !of_kind.first) keep(of_kind.first);
+    if (!report_.worst || share > report_.worst->share()) keep(report_.worst);
+    if (!of_kind.worst || share > of_kind.worst->share()) keep(of_kind.worst);
   }
 
   Device &a_, &b_;
@@ -174,6 +177,7 @@ class OpByOp {
   const backend::StepInputs& inputs_;
   Precision precision_;
   DiffReport report_;
+  OpReport* of_kind_ = nullptr;  // in report_, of the op at hand
 };
 
 void copy_sequence(Device& from, Device& to, const model::Dims& dims, int n_tokens,
@@ -194,6 +198,8 @@ void copy_sequence(Device& from, Device& to, const model::Dims& dims, int n_toke
 }
 
 }  // namespace
+
+double Difference::share() const { return share_of(error, tolerance); }
 
 std::string Difference::line() const {
   return fmt::format("{} {}[{}, {}]: {} against {}, apart by {:.3g} where {:.3g} is allowed", op, value, row,
@@ -246,6 +252,11 @@ DiffReport diff(Device& candidate, Device& reference, const model::Dims& dims, c
                                    .block_table = blocks,
                                    .output_rows = output_rows,
                                    .n_tokens = dims.vocab};
+  return compare_step(candidate, reference, plan, inputs, options);
+}
+
+DiffReport compare_step(Device& candidate, Device& reference, const plan::Plan& plan,
+                        const backend::StepInputs& inputs, const DiffOptions& options) {
   return OpByOp(candidate, reference, plan, inputs).run(options);
 }
 

@@ -129,7 +129,7 @@ TEST(Usage, MistakesExitWith2AndOneLine) {
 }
 
 TEST(Usage, EveryCommandHasHelpWithExamples) {
-  for (const char* command : {"run", "inspect", "plan", "eval", "diff", "synth", "bench"}) {
+  for (const char* command : {"run", "inspect", "plan", "eval", "diff", "selftest", "synth", "bench"}) {
     const Outcome run = lily(std::string(command) + " --help");
     EXPECT_EQ(run.exit_code, 0);
     EXPECT_NE(run.out.find("Examples:"), std::string::npos) << command;
@@ -192,6 +192,19 @@ TEST(Plan, ListsOneLineAnOp) {
       lily("plan --shape qwen3.6-35b-a3b --phase prefill --rows 512 --list --backend reference");
   EXPECT_EQ(run.exit_code, 0) << run.err;
   EXPECT_NE(run.out.find("layers.39.router"), std::string::npos);
+}
+
+TEST(SelfTest, TheCpuPassesAtTheModelsWidths) {
+  const Outcome run = lily("selftest --backend cpu --json");
+  EXPECT_EQ(run.exit_code, 0) << run.err << run.out;
+  const Json json = Json::parse(run.out);
+  ASSERT_EQ(json.size(), 1u);
+  EXPECT_EQ(json[0]["backend"], "cpu");
+  EXPECT_GT(json[0]["ops"].size(), 10u);
+  for (const Json& op : json[0]["ops"]) {
+    expect_keys(op, {"op", "steps", "values", "share", "passed", "first"});
+    EXPECT_TRUE(op["passed"]) << op;
+  }
 }
 
 TEST(Inspect, ABrokenTokenizerIsAProblem) {
