@@ -22,6 +22,16 @@ constexpr uint32_t kConvRows = 64;  // of a thread in short_conv
 
 }  // namespace
 
+void Lowering::rows_of_sequences() {
+  segments();
+  rows();
+  header();
+}
+void Lowering::rows_and_blocks() {
+  step(kBlocksIndex, Place::Part::blocks);
+  rows_of_sequences();
+}
+
 // ---- Gated DeltaNet
 
 DeltaParams Lowering::delta_params() const {
@@ -43,9 +53,7 @@ void Lowering::lower(const plan::ShortConv& o) {
   p.qkv_first = u(o.x.first_col);
   p.y_stride = cols(o.y);
   params(p);
-  segments();
-  rows();
-  header();
+  rows_of_sequences();
 }
 
 void Lowering::lower(const plan::DeltaPrepare& o) {
@@ -70,22 +78,28 @@ void Lowering::lower(const plan::DeltaPrepare& o) {
   header();
 }
 
-void Lowering::lower(const plan::DeltaRule& o) {
-  const bool in_blocks = o.scan == plan::DeltaScan::in_blocks;
-  begin(in_blocks ? "delta_rule_blocks" : "delta_rule",
-        {fixed(dims().n_value_heads * (in_blocks ? 4 : 8)), per(Count::segments), fixed(1)}, {128, 1, 1});
+// The arguments that the kernels of DeltaRule and DeltaRuleNorm have in common.
+template <typename Rule>
+DeltaParams Lowering::delta_rule(const Rule& o, plan::ValueId y) {
   read(0, o.q);
   read(1, o.k);
   read(2, o.v.value);
   read(3, o.g);
   read(4, o.beta);
   state(5, PlaceKind::delta_state, o.layer, Kind::read_write);
-  write(6, o.o);
+  write(6, y);
   DeltaParams p = delta_params();
   p.v_stride = cols(o.v.value);
   p.v_first = u(o.v.first_col);
-  p.y_stride = cols(o.o);
-  params(p);
+  p.y_stride = cols(y);
+  return p;
+}
+
+void Lowering::lower(const plan::DeltaRule& o) {
+  const bool in_blocks = o.scan == plan::DeltaScan::in_blocks;
+  begin(in_blocks ? "delta_rule_blocks" : "delta_rule",
+        {fixed(dims().n_value_heads * (in_blocks ? 4 : 8)), per(Count::segments), fixed(1)}, {128, 1, 1});
+  params(delta_rule(o, o.o));
   segments();
   header();
 }
@@ -109,21 +123,11 @@ void Lowering::lower(const plan::GatedNorm& o) {
 // blocks have nothing to win.
 void Lowering::lower(const plan::DeltaRuleNorm& o) {
   begin("delta_rule_norm", {fixed(dims().n_value_heads), per(Count::segments), fixed(1)}, {1024, 1, 1});
-  read(0, o.q);
-  read(1, o.k);
-  read(2, o.v.value);
-  read(3, o.g);
-  read(4, o.beta);
-  state(5, PlaceKind::delta_state, o.layer, Kind::read_write);
-  write(6, o.y);
+  DeltaParams p = delta_rule(o, o.y);
   read(7, o.z.value);
   weight(8, Weight::delta_norm, o.layer);
-  DeltaParams p = delta_params();
-  p.v_stride = cols(o.v.value);
-  p.v_first = u(o.v.first_col);
   p.z_stride = cols(o.z.value);
   p.z_first = u(o.z.first_col);
-  p.y_stride = cols(o.y);
   params(p);
   segments();
   header();
@@ -199,10 +203,7 @@ void Lowering::lower(const plan::KvAppend& o) {
   p.v_stride = cols(o.v.value);
   p.v_first = u(o.v.first_col);
   params(p);
-  step(kBlocksIndex, Place::Part::blocks);
-  segments();
-  rows();
-  header();
+  rows_and_blocks();
 }
 
 void Lowering::lower(const plan::QkPrepare& o) {
@@ -222,10 +223,7 @@ void Lowering::lower(const plan::QkPrepare& o) {
   p.v_first = u(o.v.first_col);
   p.y_stride = cols(o.q);
   params(p);
-  step(kBlocksIndex, Place::Part::blocks);
-  segments();
-  rows();
-  header();
+  rows_and_blocks();
 }
 
 // Many rows take tiles of queries on either path: the paths differ in how few rows share the cache.

@@ -36,6 +36,8 @@ class Lowering {
   void header() { step(kHeaderIndex, Place::Part::header); }
   void rows() { step(kRowsIndex, Place::Part::rows); }
   void segments() { step(kSegmentsIndex, Place::Part::segments); }
+  void rows_of_sequences();  // segments, rows and header
+  void rows_and_blocks();    // and the block table
   template <typename T>
   void params(const T& value) {
     static_assert(std::is_trivially_copyable_v<T>);
@@ -83,6 +85,8 @@ class Lowering {
   void lower(const plan::NormLinear&);
   void lower(const plan::LinearAdd&);
   // lower_mixers.cc
+  template <typename Rule>
+  kernels::DeltaParams delta_rule(const Rule& rule, plan::ValueId y);
   void lower(const plan::ShortConv&);
   void lower(const plan::DeltaPrepare&);
   void lower(const plan::DeltaRule&);
