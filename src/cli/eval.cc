@@ -62,7 +62,8 @@ Json forced_json(const engine::ForcedReport& r) {
 Json greedy_json(const engine::GreedyReport& r) {
   return {{"prompts", r.prompts},
           {"exact", r.exact},
-          {"first_divergence_margin_max", r.first_divergence_margin_max}};
+          {"first_divergence_margin_max", r.first_divergence_margin_max},
+          {"tokens_hash", fmt::format("{:016x}", r.tokens_hash)}};
 }
 
 // Every tensor compared, and the one that uses the largest share of its tolerance.

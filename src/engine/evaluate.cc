@@ -144,6 +144,8 @@ std::vector<int32_t> greedy_output(Generation generation) {
 GreedyReport run_greedy(Engine& engine, std::span<const GoldenPrompt> prompts,
                         const std::vector<int32_t>& stop_ids, const EvalProgress& progress) {
   GreedyReport report{.prompts = static_cast<int64_t>(prompts.size())};
+  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a over token ids
+  const auto add_to_hash = [&](int32_t v) { hash = (hash ^ static_cast<uint32_t>(v)) * 0x100000001b3; };
   std::deque<Generation> ahead;
   size_t n_asked = 0;
   for (size_t i = 0; i < prompts.size(); ++i) {
@@ -155,13 +157,17 @@ GreedyReport run_greedy(Engine& engine, std::span<const GoldenPrompt> prompts,
                                        .max_tokens = static_cast<int32_t>(golden.output.size()),
                                        .keep_states = false}));
     }
-    report.each.push_back(compare(greedy_output(std::move(ahead.front())), prompts[i]));
+    const std::vector<int32_t> output = greedy_output(std::move(ahead.front()));
+    for (const int32_t token : output) add_to_hash(token);
+    add_to_hash(-1);
+    report.each.push_back(compare(output, prompts[i]));
     ahead.pop_front();
     report.exact += report.each.back().exact;
     report.first_divergence_margin_max =
         std::max(report.first_divergence_margin_max, report.each.back().divergence_margin);
     if (progress) progress(static_cast<int64_t>(i) + 1, report.prompts);
   }
+  report.tokens_hash = hash;
   return report;
 }
 

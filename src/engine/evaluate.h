@@ -56,6 +56,7 @@ GreedyComparison compare(std::span<const int32_t> output, const GoldenPrompt& go
 struct GreedyReport {
   int64_t prompts = 0, exact = 0;
   float first_divergence_margin_max = 0;  // 0 if all are exact
+  uint64_t tokens_hash = 0;               // of all answers: equal ones have the same
   std::vector<GreedyComparison> each;
 };
 // Lets the engine answer every prompt, several at a time.
