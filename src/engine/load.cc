@@ -1,8 +1,39 @@
 #include "engine/load.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "base/error.h"
 
 namespace lily::engine {
+namespace {
+
+constexpr int kProbeTokens = 8;
+
+// Weights may be finite and so large that what is computed with them is not. A token that a device chooses
+// from such logits looks like any other, so a short text of tokens from all over the vocabulary is read once,
+// before the first sequence. State slot 0 and KV block 0 are nobody's yet.
+void check_logits(Executor& executor, int32_t n_tokens) {
+  const Limits& limits = executor.limits();
+  const int n = std::min({kProbeTokens, limits.max_chunk_rows, limits.max_context});
+  Step step{.phase = plan::Phase::prefill,
+            .ending = plan::Ending::logits,
+            .block_table = {0},
+            .output_rows = {n - 1}};
+  for (int64_t i = 0; i < n; ++i) step.tokens.push_back(static_cast<int32_t>(i * n_tokens / n));
+  step.segments.push_back({.n_rows = n, .dst = backend::StateSlot{0}});
+  executor.submit(step);
+  const auto logits = executor.wait().logits.first(static_cast<size_t>(n_tokens));
+  const auto bad = std::find_if_not(logits.begin(), logits.end(), [](float x) { return std::isfinite(x); });
+  if (bad != logits.end())
+    fail(Fault::model,
+         "after {} tokens the logit of token {} is {}: weights of this checkpoint are so large that sums "
+         "overflow; "
+         "download it again, or convert it again from the original",
+         n, bad - logits.begin(), *bad);
+}
+
+}  // namespace
 
 plan::Policy policy_of(const backend::Device& device, const model::Dims& dims,
                        std::optional<plan::FloatType> kv, std::span<const plan::Mechanism> disable) {
@@ -40,7 +71,9 @@ LoadedModel::LoadedModel(const model::Checkpoint& checkpoint, int32_t n_tokens, 
 void LoadedModel::load(const backend::Progress& progress) { device_->load(checkpoint_, progress); }
 
 std::unique_ptr<DeviceExecutor> LoadedModel::make_executor() {
-  return std::make_unique<DeviceExecutor>(*device_, dims(), policy_, memory_, n_tokens_);
+  auto executor = std::make_unique<DeviceExecutor>(*device_, dims(), policy_, memory_, n_tokens_);
+  check_logits(*executor, n_tokens_);
+  return executor;
 }
 
 }  // namespace lily::engine

@@ -50,6 +50,7 @@ class LoadedModel {
   int32_t n_tokens() const { return n_tokens_; }
 
   // After load(). An executor has the device's whole memory: make one at a time. It must not outlive this.
+  // Throws Error(Fault::model) if the logits of a short text are not finite.
   std::unique_ptr<DeviceExecutor> make_executor();
 
  private:

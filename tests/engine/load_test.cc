@@ -5,8 +5,10 @@
 
 #include "base/error.h"
 #include "model/checkpoint.h"
+#include "tests/support/checkpoint_writer.h"
 #include "tests/support/error_of.h"
 #include "tests/support/golden.h"
+#include "tests/support/temp_folder.h"
 
 namespace lily::engine {
 namespace {
@@ -50,6 +52,38 @@ TEST(LoadedModel, RefusesAMechanismThatTheBackendDoesNotHave) {
   const LoadOptions options{.backend = "reference", .disable = {Mechanism::d2}};
   EXPECT_THAT(test::error_of([&] { LoadedModel(checkpoint, 8161, options); }),
               AllOf(HasSubstr("D2"), HasSubstr("'reference'")));
+}
+
+// bfloat16 knows 3e38, and the products of two such numbers are infinite in fp32.
+TEST(LoadedModel, RefusesFiniteWeightsWhoseLogitsAreNot) {
+  for (const char* name :
+       {"language_model.model.norm.weight", "language_model.model.layers.3.input_layernorm.weight"}) {
+    test::CheckpointWriter writer({});
+    for (size_t i = 0; i + 1 < writer.tensor(name).data.size(); i += 2) {
+      writer.tensor(name).data[i] = std::byte{0x61};
+      writer.tensor(name).data[i + 1] = std::byte{0x7f};
+    }
+    const test::TempFolder folder;
+    writer.write(folder.path());
+    const model::Checkpoint checkpoint = model::Checkpoint::open(folder.path());
+    for (const char* backend : {"reference", "cpu"}) {
+      LoadedModel model(checkpoint, checkpoint.dims().vocab,
+                        {.backend = backend, .threads = 1, .memory = {.context = 64}});
+      model.load();
+      EXPECT_THAT(test::error_of([&] { model.make_executor(); }), HasSubstr("so large that sums overflow"))
+          << name << " on " << backend;
+    }
+  }
+}
+
+TEST(LoadedModel, AcceptsWeightsOfAnOrdinarySize) {
+  const test::TempFolder folder;
+  test::CheckpointWriter({}).write(folder.path());
+  const model::Checkpoint checkpoint = model::Checkpoint::open(folder.path());
+  LoadedModel model(checkpoint, checkpoint.dims().vocab,
+                    {.backend = "cpu", .threads = 1, .memory = {.context = 64}});
+  model.load();
+  EXPECT_NE(model.make_executor(), nullptr);
 }
 
 }  // namespace
