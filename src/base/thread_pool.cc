@@ -1,6 +1,7 @@
 #include "base/thread_pool.h"
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <set>
 #include <string>
@@ -35,7 +36,7 @@ int quota_cores() {
   std::string quota;
   double period = 0;
   if (!(in >> quota >> period) || quota == "max" || period <= 0) return 1 << 20;
-  return std::max(1, static_cast<int>(std::stod(quota) / period + 0.5));
+  return std::max(1, static_cast<int>(std::lround(std::stod(quota) / period)));
 }
 #endif
 

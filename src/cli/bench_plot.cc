@@ -32,9 +32,12 @@ std::vector<double> round_numbers(double low, double high) {
   const std::vector<double> factors =
       high / low > 8 ? std::vector<double>{1, 2, 5} : std::vector<double>{1, 1.5, 2, 2.5, 3, 4, 5, 6, 8};
   std::vector<double> numbers;
-  for (double power = std::pow(10, std::floor(std::log10(low))); power <= high; power *= 10)
+  const auto exponent_of = [](double value) { return static_cast<int>(std::floor(std::log10(value))); };
+  for (int exponent = exponent_of(low); exponent <= exponent_of(high); ++exponent) {
+    const double power = std::pow(10, exponent);
     for (const double factor : factors)
       if (factor * power >= low * 0.999 && factor * power <= high * 1.001) numbers.push_back(factor * power);
+  }
   return numbers;
 }
 

@@ -72,7 +72,7 @@ bool looks_like_hub_name(const std::string& name) {
 }  // namespace
 
 std::string find_model(const std::string& asked) {
-  const std::string name = asked.empty() ? environment("LILY_MODEL") : asked;
+  std::string name = asked.empty() ? environment("LILY_MODEL") : asked;
   if (!name.empty()) {
     if (is_model(name)) return name;
     if (looks_like_hub_name(name)) {
