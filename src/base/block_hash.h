@@ -1,5 +1,5 @@
-// What SHA-1 and SHA-256 have in common: blocks of 64 bytes, 32-bit words with the high byte first, and an end
-// that tells the length.
+// What SHA-1 and SHA-256 have in common: blocks of 64 bytes, 32-bit words with the high byte first, and an
+// end that tells the length.
 #pragma once
 
 #include <fmt/format.h>
@@ -14,7 +14,8 @@
 
 namespace lily {
 
-// `Hash` has mix(words), which brings a block of 16 words into state_, and starts with the state it hands over.
+// `Hash` has mix(words), which brings a block of 16 words into state_, and starts with the state it hands
+// over.
 template <typename Hash, size_t n_state_words>
 class BlockHash {
  public:

@@ -1,5 +1,5 @@
-// Builds a JSON document from the library's events, bottom up: nesting costs no stack, and equal keys are found
-// without looking through all keys of their object, as the library's own builder does.
+// Builds a JSON document from the library's events, bottom up: nesting costs no stack, and equal keys are
+// found without looking through all keys of their object, as the library's own builder does.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +16,8 @@ namespace lily::text {
 // Subtype of the binary value that holds the digits of an integer beyond 64 bits.
 inline constexpr uint8_t kBigInteger = 1;
 
-// Keys keep their order; of equal keys the last value counts, at the place of the first. Who derives from it may
-// refuse more.
+// Keys keep their order; of equal keys the last value counts, at the place of the first. Who derives from it
+// may refuse more.
 class JsonBuilder : public nlohmann::json_sax<nlohmann::ordered_json> {
  public:
   using Json = nlohmann::ordered_json;

@@ -30,8 +30,8 @@ std::string unescaped(std::string_view step) {
 }
 
 const ordered_json* element(const ordered_json& list, const std::string& key) {
-  const bool is_index =
-      !key.empty() && key.size() < 7 && std::all_of(key.begin(), key.end(), [](char c) { return c >= '0' && c <= '9'; });
+  const bool is_index = !key.empty() && key.size() < 7 &&
+                        std::all_of(key.begin(), key.end(), [](char c) { return c >= '0' && c <= '9'; });
   if (!is_index || std::stoul(key) >= list.size()) return nullptr;
   return &list[std::stoul(key)];
 }

@@ -10,6 +10,7 @@ namespace lily::text {
 bool is_local_reference(std::string_view reference);
 
 // What a local reference points at, with ~0, ~1 and %XX of its path undone; null if there is nothing.
-const nlohmann::ordered_json* resolve_reference(const nlohmann::ordered_json& root, std::string_view reference);
+const nlohmann::ordered_json* resolve_reference(const nlohmann::ordered_json& root,
+                                                std::string_view reference);
 
 }  // namespace lily::text
