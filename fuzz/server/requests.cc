@@ -1,6 +1,6 @@
-// Any bytes as the body of any endpoint: the request is refused with an error of the client's, or answered, and
-// then every event of a streamed answer is framed JSON, the stream has its end, and nothing runs afterwards. The
-// service is the real one, with grammars and replay; the model is a script.
+// Any bytes as the body of any endpoint: the request is refused with an error of the client's, or answered,
+// and then every event of a streamed answer is framed JSON, the stream has its end, and nothing runs
+// afterwards. The service is the real one, with grammars and replay; the model is a script.
 //
 // The first byte chooses the endpoint, the rest is the body. A JSON object with "api" and "body", as the
 // recorded clients are, is a request of that API.
@@ -30,7 +30,8 @@ constexpr int kContext = 512;
 
 // What the model says, over and over: thinking, text and two calls, each of which may be cut or forbidden.
 constexpr const char* kSays =
-    "let me see</think>\n\nI look \xF0\x9F\x8C\xB8.\n<tool_call>\n<function=f>\n<parameter=path>\n/tmp\n</parameter>\n"
+    "let me see</think>\n\nI look "
+    "\xF0\x9F\x8C\xB8.\n<tool_call>\n<function=f>\n<parameter=path>\n/tmp\n</parameter>\n"
     "</function>\n</tool_call>\n<tool_call>\n<function=g>\n</function>\n</tool_call>";
 constexpr size_t kMaxSaid = 100;  // tokens of an answer, unless a grammar wants more
 
@@ -109,8 +110,7 @@ void answer(const Call& call) {
     return check_stream(sent);
   }
   Outcome outcome;
-  const std::optional<Json> whole = service.whole(
-      stream, *call.writer, [] { return true; }, outcome);
+  const std::optional<Json> whole = service.whole(stream, *call.writer, [] { return true; }, outcome);
   LILY_CHECK(whole && Json::accept(to_text(*whole)), "an answer that is no JSON");
 }
 
@@ -124,9 +124,7 @@ const std::array<Endpoint, 8> kEndpoints = {
       answer(parse_response(body, rig().service->model(), store));
     },
     [](const Json& body) { answer(parse_text_completion(body, rig().service->model())); },
-    [](const Json& body) {
-      rig().service->count_tokens(parse_count_tokens(body, rig().service->model()));
-    },
+    [](const Json& body) { rig().service->count_tokens(parse_count_tokens(body, rig().service->model())); },
     [](const Json& body) { rig().service->tokenize(body); },
     [](const Json& body) { rig().service->detokenize(body); },
     [](const Json& body) { rig().service->apply_template(body); },
@@ -157,8 +155,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     LILY_CHECK(error.status >= 400 && error.status < 500, "{}: {}", error.status, error.what());
     LILY_CHECK(std::string_view(error.what()).find_first_of("\n\r") == std::string_view::npos, "{}",
                error.what());
-    LILY_CHECK(Json::accept(to_text(openai_error(error))) && Json::accept(to_text(anthropic_error(error, "r"))),
-               "an error that is no JSON");
+    LILY_CHECK(
+        Json::accept(to_text(openai_error(error))) && Json::accept(to_text(anthropic_error(error, "r"))),
+        "an error that is no JSON");
   }
   LILY_CHECK(rig().assistant->engine().stats().n_waiting == 0, "a request still waits");
   return 0;

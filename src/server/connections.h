@@ -2,8 +2,8 @@
 // request that comes byte by byte for as long as the next byte is never late, and lets answers run for ever
 // when the server stops. Also what has become of a request on its connection, for the log.
 //
-// Threads: every member may be called from any thread at any time. begin(), answering() and end() are called by
-// the thread that serves the connection.
+// Threads: every member may be called from any thread at any time. begin(), answering() and end() are called
+// by the thread that serves the connection.
 #pragma once
 
 #include <chrono>
@@ -27,7 +27,7 @@ class Connections {
 
   struct Request {
     std::optional<Clock::time_point> begun;  // nothing where no headers could be read
-    std::optional<Outcome> outcome;  // of an answer of the model
+    std::optional<Outcome> outcome;          // of an answer of the model
   };
   void begin(const Key& client);      // the headers are read
   void answering(const Key& client);  // the body too

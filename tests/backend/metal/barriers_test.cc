@@ -42,7 +42,8 @@ struct Barriers {
 bool overlap(const std::vector<Touched>& a, const std::vector<Touched>& b) {
   for (const Touched& x : a)
     for (const Touched& y : b)
-      if ((x.is_write || y.is_write) && x.buffer == y.buffer && x.begin < y.end && y.begin < x.end) return true;
+      if ((x.is_write || y.is_write) && x.buffer == y.buffer && x.begin < y.end && y.begin < x.end)
+        return true;
   return false;
 }
 
@@ -69,10 +70,9 @@ plan::Plan plan_of(const Step& step) {
 class Recorder {
  public:
   explicit Recorder(emulator::Options::OnFinding on_finding = emulator::Options::OnFinding::fail)
-      : metal_(test::make_emulated_metal(test::small_checkpoint(), {.traced = true,
-                                                                    .keep_counters = true,
-                                                                    .keep_accesses = true,
-                                                                    .on_finding = on_finding})) {}
+      : metal_(test::make_emulated_metal(
+            test::small_checkpoint(),
+            {.traced = true, .keep_counters = true, .keep_accesses = true, .on_finding = on_finding})) {}
 
   metal::MetalDevice& device() { return *metal_.device; }
   emulator::EmulatedDevice& gpu() { return *metal_.gpu; }
@@ -84,7 +84,8 @@ class Recorder {
       inputs.segments()[i].token_in = backend::TokenSlot{static_cast<int>(2 * i)};
       inputs.segments()[i].token_out = backend::TokenSlot{static_cast<int>(2 * i + 1)};
     }
-    if (step.ending == Ending::sampled) inputs.sampling().resize(step.sequences.size(), {.top_k = step.top_k});
+    if (step.ending == Ending::sampled)
+      inputs.sampling().resize(step.sequences.size(), {.top_k = step.top_k});
     metal_.gpu->take_counters();
     program.submit(inputs.get());
     program.wait();
@@ -153,8 +154,8 @@ TEST(Barriers, EachSeparatesWhatNoOtherSeparates) {
 TEST(Barriers, AllButOneAreThereForAnyData) {
   Recorder recorder;
   const Policy policy = metal::default_policy();
-  // The barriers whose conflict depends on the data, with the input that does without. The steps here and above
-  // have the conflict.
+  // The barriers whose conflict depends on the data, with the input that does without. The steps here and
+  // above have the conflict.
   const std::map<std::string, std::string> depend_on_data = {
       // Ranked logits are read for a row with a top-k only; the others sample from the logits themselves.
       {"rank_logits | rank_sample+sample_whole", "sampled without a top-k"}};
@@ -200,7 +201,8 @@ TEST(Barriers, AMissingOneIsReported) {
       for (const auto& [kind, g] : left) {
         const auto& behind = run[static_cast<size_t>(g)];
         if (std::any_of(groups.begin(), groups.end(), [&](int other) { return std::abs(other - g) <= 2; }) ||
-            std::any_of(behind.begin(), behind.end(), [&](const auto& d) { return early.contains(d.kernel); }))
+            std::any_of(behind.begin(), behind.end(),
+                        [&](const auto& d) { return early.contains(d.kernel); }))
           continue;
         groups.insert(g);
         for (const DispatchCounters& d : behind) early.insert(d.kernel);

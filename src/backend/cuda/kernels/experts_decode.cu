@@ -103,7 +103,7 @@ __host__ __device__ GateUpLayout gate_up_layout(const ExpertsGateUpDecode& p) {
   const unsigned tiles = 2 * static_cast<unsigned>(p.pairs_per_block + p.shared_pairs_per_block);
   GateUpLayout l{};
   l.x = tiles * n_groups * kRecordBytes;
-  l.sums = l.x + staged_row_bytes(p.hidden);
+  l.sums = l.x + staged_row_bytes(p.hidden) + kStagedSlack;
   l.partial = l.sums + (n_groups * 8 + 15) / 16 * 16;
   l.top = l.partial + tiles * static_cast<unsigned>(p.units_per_tile) * kTileRows * 4;
   l.scratch = l.top + static_cast<unsigned>(sizeof(Top8));
@@ -232,7 +232,7 @@ __host__ __device__ DownLayout down_layout(const ExpertsDownDecode& p) {
   l.units_shared = (shared_groups + l.groups_per_unit - 1) / l.groups_per_unit;
   l.x = (kTop * groups + shared_groups) * kRecordBytes;
   l.row_bytes = staged_row_bytes(p.width);
-  l.sums = l.x + kTop * l.row_bytes + staged_row_bytes(p.shared_width);
+  l.sums = l.x + kTop * l.row_bytes + staged_row_bytes(p.shared_width) + kStagedSlack;
   l.partial = l.sums + ((kTop * groups + shared_groups) * 8 + 15) / 16 * 16;
   l.top = l.partial + (kTop * l.units_per_expert + l.units_shared) * kTileRows * 4;
   l.scratch = l.top + static_cast<unsigned>(sizeof(Top8));

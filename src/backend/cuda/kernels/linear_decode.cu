@@ -32,7 +32,7 @@ __host__ __device__ Layout layout(const LinearDecode& p, int padded_rows, bool r
   l.records = 0;
   l.x = ring ? kWarps * kRingSlots * kRingGroups * kRecordBytes
              : static_cast<unsigned>(p.tiles_per_block) * n_groups * kRecordBytes;
-  l.sums = l.x + rows * staged_row_bytes(p.in);
+  l.sums = l.x + rows * staged_row_bytes(p.in) + kStagedSlack;
   l.partial = l.sums + (rows * n_groups * 8 + 15) / 16 * 16;
   l.squares =
       l.partial +

@@ -29,6 +29,10 @@ __host__ __device__ constexpr unsigned staged_row_bytes(int cols) {
   return static_cast<unsigned>(cols) * 2 + 32;
 }
 
+// Four groups are read at once, so up to three beyond a row's end, whose products nobody takes: what lies
+// there may be anything that is not written at the same time.
+inline constexpr unsigned kStagedSlack = 3 * 2 * kGroupCols;
+
 // What the sums of a group need: the unit of its planes, and the sum of its values.
 using GroupScale = float2;
 
