@@ -84,6 +84,7 @@ class Assistant {
   // Earlier answers that are remembered token for token (engine/replay.h), in bytes; 0 turns it off. Before
   // the first answer.
   void set_replay(size_t max_bytes);
+  size_t replay_bytes() const { return replay_ ? replay_->n_bytes() : 0; }  // that are in use
 
   // Throw Error(Fault::user) for a request that cannot be answered (ContextExceeded among them), QueueFull.
   AnswerStream start(const ChatRequest& request);

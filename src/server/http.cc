@@ -1,6 +1,7 @@
 #include "server/http.h"
 
 #include <httplib.h>
+#include <sys/socket.h>
 
 #include <array>
 #include <atomic>
@@ -23,7 +24,6 @@
 namespace lily::server {
 namespace {
 
-constexpr size_t kMaxBodyBytes = size_t{64} << 20;
 constexpr int kLoadingRetryS = 5;
 constexpr size_t kMaxLogged = 200;                                     // bytes of a path
 constexpr std::chrono::milliseconds kWatch{1000}, kWatchStopping{50};  // how often connections are looked at
@@ -85,6 +85,12 @@ void set_json(httplib::Response& response, int status, const Json& json) {
   response.set_content(to_text(json), "application/json");
 }
 
+// The HTTP library lets five connections wait to be taken up; a burst of clients needs more.
+class Listener : public httplib::Server {
+ public:
+  void widen_backlog() { ::listen(svr_sock_, SOMAXCONN); }
+};
+
 }  // namespace
 
 class HttpServer::Implementation {
@@ -100,7 +106,7 @@ class HttpServer::Implementation {
     http_.set_keep_alive_timeout(options_.keep_alive_s);
     http_.set_read_timeout(options_.read_timeout_s);
     http_.set_write_timeout(options_.write_timeout_s);
-    http_.set_payload_max_length(kMaxBodyBytes);
+    http_.set_payload_max_length(options_.max_body_bytes);
     http_.set_tcp_nodelay(true);
     http_.set_pre_routing_handler(
         [this](const auto& request, auto& response) { return admit(request, response); });
@@ -116,6 +122,7 @@ class HttpServer::Implementation {
       fail(Fault::user,
            "{} port {}: cannot be listened on; is another program using it? --port takes another",
            options_.host, options_.port);
+    http_.widen_backlog();
     return port_;
   }
 
@@ -184,10 +191,10 @@ class HttpServer::Implementation {
       response.status = is_own || is_allowed ? 204 : 403;
       return Result::Handled;
     }
-    if (request.get_header_value<uint64_t>("Content-Length") > kMaxBodyBytes) {
-      // The HTTP library would read the whole body first.
-      response.set_header("Connection", "close");
-      response.status = 413;
+    // The HTTP library would read the whole body first, and knows no limit of one that comes in chunks.
+    const bool is_long = request.get_header_value<uint64_t>("Content-Length") > options_.max_body_bytes;
+    if (is_long || (request.has_header("Transfer-Encoding") && !takes_body(request))) {
+      hang_up(response, is_long ? 413 : 400);
       explain(request, response);
       return Result::Handled;
     }
@@ -242,7 +249,7 @@ class HttpServer::Implementation {
     if (status == 413)
       return refuse(request, response,
                     {413, "request_too_large", "request_too_large", "",
-                     fmt::format("the body is longer than {} MiB", kMaxBodyBytes >> 20)});
+                     fmt::format("the body is longer than {} MiB", options_.max_body_bytes >> 20)});
     refuse(request, response,
            {status, status < 500 ? "invalid_request_error" : "server_error", "", "",
             status < 500 ? "this is no valid HTTP request" : "the request could not be handled"});
@@ -259,7 +266,8 @@ class HttpServer::Implementation {
   // One line a request, without content.
   void note(const Request& request, const Response& response) {
     // The answer has been sent; the body that is still coming is no request.
-    if (response.status == 413) Peer::find(request.remote_addr, request.remote_port, port_).hear_no_more();
+    if (response.status >= 400 && response.get_header_value("Connection") == "close")
+      Peer::find(request.remote_addr, request.remote_port, port_).hang_up();
     const Connections::Request told = connections_.end(client_of(request));
     const Outcome outcome = told.outcome.value_or(Outcome{});
     if (Service* service = service_.load(); service != nullptr && !outcome.client_left)
@@ -301,8 +309,41 @@ class HttpServer::Implementation {
   }
   void post(const std::string& path, Handler handler) {
     routes_[path] = "POST";
-    http_.Post(path, guarded(std::move(handler)));
+    http_.Post(path, [this, handler = guarded(std::move(handler))](const Request& request, Response& response,
+                                                                   const httplib::ContentReader& read) {
+      Request whole = request;
+      if (read_body(read, whole, response)) handler(whole, response);
+    });
   }
+
+  bool takes_body(const Request& request) const {
+    const auto methods = routes_.find(route_of(request.path));
+    return request.method == "POST" && methods != routes_.end() && methods->second == "POST";
+  }
+
+  // False if it does not come to its end, or not soon enough.
+  bool read_body(const httplib::ContentReader& read, Request& request, Response& response) const {
+    if (request.is_multipart_form_data()) {
+      hang_up(response, 400);
+      refuse(request, response, ApiError::bad_request("the body has to be JSON, and not a form"));
+      return false;
+    }
+    bool is_long = false;
+    const bool is_whole = read([&](const char* bytes, size_t n) {
+      is_long = request.body.size() + n > options_.max_body_bytes;
+      if (!is_long) request.body.append(bytes, n);
+      return !is_long;
+    });
+    if (!is_whole) hang_up(response, is_long ? 413 : 400);
+    return is_whole;
+  }
+
+  // The connection ends with this answer: what comes after it is no request.
+  static void hang_up(Response& response, int status) {
+    response.status = status;
+    response.set_header("Connection", "close");
+  }
+
   void post_json(const std::string& path, Json (Service::*make)(const Json&) const) {
     post(path, [this, make](const Request& request, Response& response) {
       set_json(response, 200, (service().*make)(parse_json(request.body)));
@@ -422,7 +463,7 @@ class HttpServer::Implementation {
   Service& service() { return *service_.load(); }
 
   const HttpOptions options_;
-  httplib::Server http_;
+  Listener http_;
   int port_ = -1;
   std::atomic<Service*> service_ = nullptr;
   Connections connections_;

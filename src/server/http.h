@@ -18,9 +18,10 @@ namespace lily::server {
 
 struct HttpOptions {
   std::string host = "127.0.0.1";
-  int port = 8080;              // 0: any that is free
-  std::string api_key;          // empty: none is asked for
-  std::string cors;             // an origin that browsers may call from, or "*"; empty: only the server's own
+  int port = 8080;      // 0: any that is free
+  std::string api_key;  // empty: none is asked for
+  std::string cors;     // an origin that browsers may call from, or "*"; empty: only the server's own
+  size_t max_body_bytes = size_t{64} << 20;
   int n_threads = 256;          // connections that are served at the same time
   int read_timeout_s = 10;      // for the next bytes of a request
   int request_timeout_s = 120;  // for all of them

@@ -2,15 +2,18 @@
 
 #include <netdb.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 
 namespace lily::server {
 namespace {
 
+constexpr std::chrono::milliseconds kFarewell{1000};
 constexpr int kFirstFd = 3, kLastFd = 1 << 16;
 constexpr int kMaxGap = 512;  // file descriptors are given out lowest first, so that gaps are short
 
@@ -78,6 +81,19 @@ bool Peer::is_there() const {
   char byte = 0;
   const ssize_t n = recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
   return n > 0 || (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR));
+}
+
+void Peer::hang_up() const {
+  if (fd_ < 0) return;
+  using Clock = std::chrono::steady_clock;
+  shutdown(fd_, SHUT_WR);
+  std::array<char, 1 << 16> dropped;
+  for (const auto end = Clock::now() + kFarewell; Clock::now() < end;) {
+    pollfd readable{fd_, POLLIN, 0};
+    if (poll(&readable, 1, static_cast<int>(kFarewell.count())) <= 0) break;
+    if (recv(fd_, dropped.data(), dropped.size(), MSG_DONTWAIT) <= 0) break;
+  }
+  shutdown(fd_, SHUT_RD);
 }
 
 void Peer::hear_no_more() const {

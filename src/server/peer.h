@@ -18,6 +18,9 @@ class Peer {
 
   // False once the client has closed the connection or it broke.
   bool is_there() const;
+  // Closes the connection once the client has, or after a moment; what it sends until then is dropped. Closed
+  // at once, with bytes unread, the client might lose the answer that was sent.
+  void hang_up() const;
   // Nothing more is read from this client; what is being written still reaches it.
   void hear_no_more() const;
   // Nor is anything written: the thread that serves it goes on as when the client has left.

@@ -240,6 +240,8 @@ std::string Service::metrics() const {
   add("cache_hits_total", "counter", "Prompts that began in the prefix cache.", s.cache_hits);
   add("cache_misses_total", "counter", "Prompts that did not.", s.cache_misses);
   add("cache_entries", "gauge", "Snapshots in the prefix cache.", s.n_cached_states);
+  add("replay_bytes", "gauge", "Memory of answers that are remembered token for token.",
+      assistant_.replay_bytes());
   add("kv_blocks", "gauge", "Blocks of the KV cache.", s.n_blocks);
   add("kv_blocks_free", "gauge", "Blocks of the KV cache that nobody holds.", s.n_free_blocks);
   add("state_slots", "gauge", "Recurrent states that fit.", s.n_states);

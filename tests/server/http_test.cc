@@ -263,6 +263,32 @@ TEST_F(Http, ATooLongBodyIs413) {
   expect_alive();
 }
 
+TEST_F(Http, ATooLongBodyInChunksIs413) {
+  start({.max_body_bytes = 1 << 20});
+  for (const auto& [target, status] : std::vector<std::pair<std::string, int>>{
+           {"POST /v1/chat/completions", 413}, {"POST /nope", 404}, {"PUT /v1/chat/completions", 405}}) {
+    Connection client(port_);
+    client.send(target + " HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n");
+    const std::string chunk = "10000\r\n" + std::string(0x10000, ' ') + "\r\n";
+    for (int i = 0; i < 17 && client.send(chunk); ++i) {
+    }
+    const auto reply = client.read();
+    ASSERT_TRUE(reply) << target;
+    EXPECT_EQ(reply->status, status) << target;
+    EXPECT_TRUE(client.is_closed_within(10s)) << target;
+  }
+  expect_alive();
+}
+
+TEST_F(Http, AFormIsNoRequest) {
+  start();
+  const HttpReply reply = ask("POST", "/v1/chat/completions", "--x\r\n\r\n{}\r\n--x--\r\n",
+                              "Content-Type: multipart/form-data; boundary=x\r\n");
+  EXPECT_EQ(reply.status, 400);
+  EXPECT_NE(reply.body.find("not a form"), std::string::npos) << reply.body;
+  expect_alive();
+}
+
 TEST_F(Http, GarbageAndTruncationLeaveTheServerAlive) {
   start({.read_timeout_s = 1});
   for (const std::string& bytes :
@@ -435,6 +461,7 @@ TEST_F(Http, StoppingFinishesTheAnswersThatRun) {
   executor_->hold();
   Connection client(port_);
   client.post("/v1/chat/completions", kHelloStreamed);
+  client.read_until("assistant");  // from there on it runs, for the HTTP library too
   executor_->await_held();
   std::thread stopper([&] { http_->stop(); });
   std::this_thread::sleep_for(50ms);

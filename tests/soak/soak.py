@@ -43,6 +43,19 @@ def resident_mb(pid):
             return int(line.split()[1]) / 1024
 
 
+def metric(port, name):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("GET", "/metrics")
+    lines = connection.getresponse().read().decode().splitlines()
+    connection.close()
+    return int(next(line for line in lines if line.startswith(f"lily_{name} ")).split()[1])
+
+
+def memory_mb(server, port):
+    """Resident memory without the answers that are remembered, which may fill their own bound."""
+    return resident_mb(server.pid) - metric(port, "replay_bytes") / 2**20
+
+
 class Tally:
     def __init__(self):
         self.lock = threading.Lock()
@@ -97,7 +110,7 @@ def ask(port, rng, tally, options, number, stream, leave=False, slow=False):
         sent_at, waiting_before = tally.n_begun, tally.counts["asked"] - tally.n_begun - tally.counts["gone before they began"]
         tally.counts["asked"] += 1
     start = last = time.monotonic()
-    first = None
+    phase, first = "sending", None
     gap = 0
     try:
         connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
@@ -105,7 +118,9 @@ def ask(port, rng, tally, options, number, stream, leave=False, slow=False):
             time.sleep(rng.random() * 0.3)
             tally.count("left before the answer")
             return
+        phase = "waiting for the headers"
         reply = connection.getresponse()
+        phase = "reading"
         if leave:
             reply.read(rng.randrange(1, 400))
             tally.count("left in the answer")
@@ -147,7 +162,7 @@ def ask(port, rng, tally, options, number, stream, leave=False, slow=False):
         tally.problem(f"{n_words} words, {'streamed' if stream else 'whole'}: {e} after {time.monotonic() - start:.0f} s"
                       + ("" if first is None else f", of which {first - start:.0f} s to its first token"))
     except (OSError, http.client.HTTPException, ValueError) as e:
-        tally.problem(f"{type(e).__name__}: {e}")
+        tally.problem(f"{type(e).__name__}: {e} while {phase} after {time.monotonic() - start:.0f} s")
     finally:
         if first is None:
             tally.count("gone before they began")
@@ -205,7 +220,7 @@ def report(tally, n_clients, begin_mb, warm_mb, most_mb, end_mb):
     answers = [tally.per_client[i] for i in range(n_clients)]
     print(f"longest silence within an answer {max(tally.gaps):.2f} s; answers a client {min(answers)} to {max(answers)}; an accepted "
           f"answer was overtaken by up to {tally.most_overtaken} later ones")
-    print(f"resident memory: {begin_mb:.1f} MB at the start, {warm_mb:.1f} MB after the warm-up, {end_mb:.1f} MB at the end "
+    print(f"resident memory without remembered answers: {begin_mb:.1f} MB at the start, {warm_mb:.1f} MB after the warm-up, {end_mb:.1f} MB at the end "
           f"(x {end_mb / max(warm_mb, 1):.3f}), {most_mb:.1f} MB at most")
 
 
@@ -225,16 +240,20 @@ def main():
     drain = threading.Thread(target=lambda: [None for _ in server.stderr], daemon=True)
     drain.start()
     tally = Tally()
+    begin_mb = memory_mb(server, port)
     begin = time.monotonic()
     end = begin + options.minutes * 60
     threads = [threading.Thread(target=client, args=(port, i, end, tally, options)) for i in range(options.clients)]
     for thread in threads:
         thread.start()
-    begin_mb = resident_mb(server.pid)
     warm_mb = most_mb = end_mb = 0
     while time.monotonic() < end and server.poll() is None:
         time.sleep(2)
-        now_mb = resident_mb(server.pid)
+        try:
+            now_mb = memory_mb(server, port)
+        except OSError as e:
+            tally.problem(f"/metrics: {e}")
+            continue
         if time.monotonic() < begin + (end - begin) * WARM_UP_SHARE:
             warm_mb = max(warm_mb, now_mb)
         most_mb = max(most_mb, now_mb)
@@ -243,11 +262,8 @@ def main():
     alive = server.poll() is None
     if alive:
         ask(port, random.Random(1), tally, options, 0, stream=False)
-        end_mb = resident_mb(server.pid)
-        metrics = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-        metrics.request("GET", "/metrics")
-        text = metrics.getresponse().read().decode()
-        running = int(next(l for l in text.splitlines() if l.startswith("lily_requests_running")).split()[1])
+        end_mb = memory_mb(server, port)
+        running = metric(port, "requests_running")
         if running != 0:
             tally.problem(f"{running} answers still run when all clients have gone")
         server.terminate()
