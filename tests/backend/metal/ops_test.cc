@@ -37,19 +37,22 @@ struct Scene {
 // Both devices hold the same random state and cache.
 class Stage {
  public:
-  explicit Stage(const test::EmulatedOptions& options = {})
-      : metal_(test::make_emulated_metal(test::tiny_checkpoint(), options)),
+  explicit Stage(const test::EmulatedOptions& options = {},
+                 const model::Checkpoint& checkpoint = test::tiny_checkpoint())
+      : checkpoint_(checkpoint),
+        metal_(test::make_emulated_metal(checkpoint, options)),
         reference_(backend::make_reference_device({})) {
-    reference_->load(test::tiny_checkpoint(), {});
+    reference_->load(checkpoint, {});
     reference_->reserve({.n_state_slots = test::kSlots, .n_kv_blocks = test::kBlocks, .n_token_slots = 8},
                         reference_->policy(dims()));
   }
-  // The first half of lily-tiny: three delta layers and one of attention.
+  // Three delta layers and one of attention: of lily-tiny the first half.
   model::Dims dims() const {
-    model::Dims d = test::tiny_checkpoint().dims();
+    model::Dims d = checkpoint_.dims();
     d.n_layers = 4;
     return d;
   }
+  const model::Checkpoint& checkpoint() const { return checkpoint_; }
   metal::MetalDevice& metal() { return *metal_.device; }
   Device& reference() { return *reference_; }
   emulator::EmulatedDevice& gpu() { return *metal_.gpu; }
@@ -88,6 +91,7 @@ class Stage {
   }
 
  private:
+  const model::Checkpoint& checkpoint_;
   test::EmulatedMetal metal_;
   std::unique_ptr<Device> reference_;
 };
@@ -249,7 +253,7 @@ class Ops : public testing::Test {
   static double query_rms(int layer) {
     ThreadPool pool(1);
     const model::WeightId id{model::Weight::q_norm, layer};
-    return rms(model::WeightStore::load(test::tiny_checkpoint(), {id}, pool).vector(id));
+    return rms(model::WeightStore::load(stage_->checkpoint(), {id}, pool).vector(id));
   }
 
   static size_t n_blocks_of(backend::Program& program, const plan::Plan&, const plan::Op& op) {
@@ -407,6 +411,59 @@ TEST_F(TensorOps, PrefillWithExpandedWeights) {
   compare({.name = "P1 off", .phase = Phase::prefill, .positions = {0}, .rows = {20}, .context = 64},
           *plan::without(policy(), plan::Mechanism::p1));
 }
+
+// The kernels of one storage: op by op and fused, for one row, a few and many, with each matrix unit.
+class OfStorage : public Ops {
+ protected:
+  static void make(const model::Checkpoint& checkpoint, bool tensor_ops = false) {
+    stage_ = new Stage({.tensor_ops = tensor_ops}, checkpoint);
+  }
+  void compare_all() {
+    const Policy policy = stage_->metal().policy(stage_->dims());
+    for (const Policy& p : {policy, unfused(policy)}) {
+      compare({.name = "1 row", .phase = Phase::decode, .positions = {9}, .rows = {1}, .context = 64}, p);
+      compare({.name = "3 rows",
+               .phase = Phase::decode,
+               .positions = {5, 0, 63},
+               .rows = {1, 1, 1},
+               .context = 64},
+              p);
+      for (const int rows : {9, 20})
+        compare({.name = "prefill", .phase = Phase::prefill, .positions = {0}, .rows = {rows}, .context = 64},
+                p);
+    }
+    for (const plan::Mechanism m : {plan::Mechanism::p1, plan::Mechanism::p6})
+      compare({.name = "ablated", .phase = Phase::prefill, .positions = {0}, .rows = {17}, .context = 64},
+              *plan::without(policy, m));
+    compare({.name = "D1 off", .phase = Phase::decode, .positions = {9}, .rows = {1}, .context = 64},
+            *plan::without(policy, plan::Mechanism::d1));
+  }
+};
+class EightBits : public OfStorage {
+ protected:
+  static void SetUpTestSuite() { make(test::checkpoint_of(model::Storage::q8)); }
+};
+class Unquantised : public OfStorage {
+ protected:
+  static void SetUpTestSuite() { make(test::checkpoint_of(model::Storage::bf16)); }
+};
+class FourBitsOnTensorOps : public OfStorage {
+ protected:
+  static void SetUpTestSuite() { make(test::checkpoint_of(model::Storage::q4), true); }
+};
+class EightBitsOnTensorOps : public OfStorage {
+ protected:
+  static void SetUpTestSuite() { make(test::checkpoint_of(model::Storage::q8), true); }
+};
+class UnquantisedOnTensorOps : public OfStorage {
+ protected:
+  static void SetUpTestSuite() { make(test::checkpoint_of(model::Storage::bf16), true); }
+};
+TEST_F(EightBits, EveryOp) { compare_all(); }
+TEST_F(Unquantised, EveryOp) { compare_all(); }
+TEST_F(FourBitsOnTensorOps, EveryOp) { compare_all(); }
+TEST_F(EightBitsOnTensorOps, EveryOp) { compare_all(); }
+TEST_F(UnquantisedOnTensorOps, EveryOp) { compare_all(); }
 
 TEST_F(Ops, Candidates) {
   compare({.name = "candidates", .phase = Phase::decode, .positions = {3, 0}, .rows = {1, 1}, .context = 64},

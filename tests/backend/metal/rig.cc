@@ -1,12 +1,19 @@
 #include "tests/backend/metal/rig.h"
 
-#include <random>
+#include <fmt/format.h>
 
+#include <cmath>
+#include <map>
+#include <random>
+#include <string_view>
+
+#include "base/half.h"
 #include "lily_metal_kernels.h"
 #include "lily_metal_kernels_emulated.h"
 #include "lily_metal_tensor_kernels.h"
 #include "lily_metal_tensor_kernels_emulated.h"
 #include "model/synth.h"
+#include "tests/support/checkpoint_writer.h"
 #include "tests/support/golden.h"
 #include "tests/support/temp_folder.h"
 
@@ -60,6 +67,49 @@ const model::Checkpoint& small_checkpoint() {
     return model::Checkpoint::open(folder.path() / "model");
   }();
   return checkpoint;
+}
+
+namespace {
+
+// Quantised weights around zero, as trained ones are: tolerances know the sizes of results, which say little
+// of the sizes of sums whose terms cancel.
+void centre(CheckpointWriter& writer) {
+  constexpr std::string_view kBiases = ".biases";
+  for (Tensor& biases : writer.tensors) {
+    if (!biases.name.ends_with(kBiases)) continue;
+    const std::string module = biases.name.substr(0, biases.name.size() - kBiases.size());
+    const Tensor& scales = writer.tensor(module + ".scales");
+    const int64_t bits = 32 * writer.tensor(module + ".weight").shape.back() / (64 * scales.shape.back());
+    const std::vector<double> values = values_of(scales);
+    auto* to = reinterpret_cast<Bf16*>(biases.data.data());
+    for (size_t i = 0; i < values.size(); ++i)
+      to[i] = to_bf16(static_cast<float>(-values[i] * (std::ldexp(1.0, static_cast<int>(bits)) - 1) / 2));
+  }
+}
+
+}  // namespace
+
+const model::Checkpoint& checkpoint_of(model::Storage storage) {
+  static const TempFolder folder;
+  static std::map<model::Storage, model::Checkpoint> made;
+  const auto found = made.find(storage);
+  if (found != made.end()) return found->second;
+  CheckpointWriter::Options options;
+  if (storage != model::Storage::q4) options.storage = [storage](model::WeightId) { return storage; };
+  options.dims.hidden = 128;
+  options.dims.vocab = 512;
+  options.dims.n_q_heads = 4;
+  options.dims.n_key_heads = 2;
+  options.dims.n_value_heads = 4;
+  options.dims.n_experts = 12;
+  options.dims.expert_width = options.dims.shared_width = 128;
+  const auto path = folder.path() / fmt::format("{}", static_cast<int>(storage));
+  CheckpointWriter writer(options);
+  if (storage == model::Storage::q8)
+    for (const char* key : {"quantization", "quantization_config"}) writer.config[key]["bits"] = 8;
+  centre(writer);
+  writer.write(path);
+  return made.emplace(storage, model::Checkpoint::open(path)).first->second;
 }
 
 Inputs::Inputs(const std::vector<Sequence>& sequences, int blocks_a_sequence, int n_tokens, bool all_outputs)

@@ -44,6 +44,10 @@ const model::Checkpoint& tiny_checkpoint();
 // once a process, in a temporary folder.
 const model::Checkpoint& small_checkpoint();
 
+// The same with four layers, and with linear weights that are all stored in this way (q4: but for the gates,
+// as published).
+const model::Checkpoint& checkpoint_of(model::Storage storage);
+
 // Inputs of a step, owned. Sequence i has blocks i * blocks_a_sequence ..., reads state slot `src` and writes
 // slot `dst`.
 struct Sequence {
