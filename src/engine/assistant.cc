@@ -276,7 +276,7 @@ void Assistant::set_replay(size_t max_bytes) {
 }
 
 PreparedPrompt Assistant::prepare(const ChatRequest& request) const {
-  text::Conversation conversation = conversation_of(request);
+  const text::Conversation conversation = conversation_of(request);
   const std::vector<text::Message>& messages = conversation.messages;
   const text::RenderedPrompt prompt = text::render(messages, request.tools, conversation.options);
   PreparedPrompt prepared{.starts_in_thinking = prompt.starts_in_thinking(),
@@ -297,20 +297,28 @@ PreparedPrompt Assistant::prepare(const ChatRequest& request) const {
     }
     prepared.visible = std::move(hashes.back());
   }
-  const auto ids_of = [&](const text::RenderedPrompt& rendered) {
-    std::vector<int32_t> ids = replayed;
-    const std::vector<int32_t> rest = text::tokenize(rendered.from(n_replayed_bytes), tokenizer_);
-    ids.insert(ids.end(), rest.begin(), rest.end());
-    return ids;
+  prepared.ids = std::move(replayed);
+  size_t n_done_bytes = n_replayed_bytes;
+  // Token by token the same as without a cut, at the end of a turn: the token after it is <|im_start|>.
+  const auto tokenize_to = [&](size_t end) {
+    text::tokenize_append(prompt, n_done_bytes, end, tokenizer_, prepared.ids);
+    n_done_bytes = end;
+    return static_cast<int32_t>(prepared.ids.size());
   };
-  prepared.ids = ids_of(prompt);
-  if (conversation.options.add_generation_prompt) {
-    // The next turn begins as this prompt does up to its generation prompt: a state kept there is not read
-    // again.
-    conversation.options.add_generation_prompt = false;
-    prepared.n_stable =
-        static_cast<int32_t>(ids_of(text::render(messages, request.tools, conversation.options)).size());
+  // Other conversations part from this one after the tools and the system message, another question parts
+  // from this one after the last answer.
+  const std::span<const size_t> ends = prompt.message_ends();
+  std::vector<size_t> places = {prompt.system_end()};
+  for (size_t i = messages.size(); i-- > 0;) {
+    if (messages[i].role != "assistant") continue;
+    if (i + 1 < messages.size()) places.push_back(ends[i]);
+    break;
   }
+  for (const size_t place : places)
+    if (place > n_done_bytes) prepared.branches.push_back(tokenize_to(place));
+  // The next turn begins as this prompt does up to its generation prompt.
+  if (ends.back() < prompt.text().size()) prepared.n_stable = tokenize_to(ends.back());
+  tokenize_to(prompt.text().size());
   return prepared;
 }
 
@@ -327,6 +335,7 @@ AnswerStream Assistant::start(const ChatRequest& request) {
   const SamplingParams params = sampling(request.sampling);
   GenerateRequest generate{.session = request.cache_key,
                            .n_stable = prompt.n_stable,
+                           .branches = std::move(prompt.branches),
                            .sampling = params,
                            .stop_ids = config_.stop_ids,
                            .max_tokens = request.max_tokens.value_or(0),

@@ -29,7 +29,8 @@ namespace lily::engine {
 // The tokens of a prompt, and how the answer to it begins.
 struct PreparedPrompt {
   std::vector<int32_t> ids;
-  int32_t n_stable = 0;  // GenerateRequest::n_stable
+  int32_t n_stable = 0;           // GenerateRequest::n_stable
+  std::vector<int32_t> branches;  // GenerateRequest::branches
   bool starts_in_thinking = false;
   bool continues_text = false;  // the answer goes on with text of the client
   // What the conversation shows, for ReplayBook; empty where nothing is replayed.

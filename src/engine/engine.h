@@ -55,6 +55,9 @@ struct EngineOptions {
   // Rows of a prompt chunk while other sequences are writing tokens, so that these do not wait long; 0: as
   // ever, and then a prompt is cut in the same chunks whatever else runs.
   int shared_chunk_rows = 0;
+  // Tokens of a prompt after which another state is kept, at the end of a chunk; 0: never. One that turns out
+  // to be of little use is the first to go.
+  int state_interval = 4096;
 };
 
 struct EngineStats {
@@ -64,6 +67,7 @@ struct EngineStats {
   int64_t n_steps = 0;
   int n_cached_states = 0;  // entries of the prefix cache
   int64_t cache_hits = 0, cache_misses = 0;
+  int64_t cache_evictions = 0;
   int n_free_blocks = 0, n_blocks = 0;  // KV
   int n_free_states = 0, n_states = 0;
 };

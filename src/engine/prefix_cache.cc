@@ -9,6 +9,7 @@ namespace {
 // A named session is in use as long as at most so many snapshots were used or taken after its own.
 constexpr int64_t kUsesOfALiveSession = 32;
 constexpr int64_t kTokensExplained = 8;  // on each side of a difference
+constexpr size_t kMaxPartings = 256;
 
 bool begins_with(std::span<const int32_t> tokens, const std::vector<int32_t>& prefix) {
   return prefix.size() <= tokens.size() && std::equal(prefix.begin(), prefix.end(), tokens.begin());
@@ -19,6 +20,10 @@ std::vector<int32_t> cut(std::span<const int32_t> tokens, int64_t from, int64_t 
   from = std::clamp<int64_t>(from, 0, size);
   to = std::clamp<int64_t>(to, from, size);
   return {tokens.begin() + from, tokens.begin() + to};
+}
+
+bool moves_on(Snapshot::Kind kind) {
+  return kind != Snapshot::Kind::branch && kind != Snapshot::Kind::sparse;
 }
 
 }  // namespace
@@ -62,6 +67,23 @@ std::optional<CacheMiss> PrefixCache::explain(std::span<const int32_t> prompt) c
                    .asked = cut(prompt, n_common, n_common + kTokensExplained)};
 }
 
+bool PrefixCache::parts_again_after(std::span<const int32_t> beginning) {
+  Parting parting{.n_tokens = beginning.size(), .hash = 0xcbf29ce484222325u};  // FNV-1a
+  for (const int32_t token : beginning)
+    parting.hash = (parting.hash ^ static_cast<uint32_t>(token)) * 0x100000001b3u;
+  const auto known = std::find(partings_.begin(), partings_.end(), parting);
+  const bool again = known != partings_.end();
+  if (again) partings_.erase(known);
+  partings_.push_front(parting);
+  if (partings_.size() > kMaxPartings) partings_.pop_back();
+  return again;
+}
+
+void PrefixCache::clear() {
+  entries_.clear();
+  partings_.clear();
+}
+
 void PrefixCache::insert(Snapshot snapshot) {
   Entries added;
   added.push_back(Entry{.snapshot = std::move(snapshot)});
@@ -69,7 +91,7 @@ void PrefixCache::insert(Snapshot snapshot) {
   for (auto it = entries_.begin(); it != entries_.end();) {
     const Snapshot& old = it->snapshot;
     const bool superseded = !old.session.empty() && old.session == news.session && old.kind == news.kind &&
-                            begins_with(news.tokens, old.tokens);
+                            moves_on(news.kind) && begins_with(news.tokens, old.tokens);
     it = superseded ? erase(it) : std::next(it);
   }
   Entry& entry = added.front();
@@ -98,6 +120,7 @@ bool PrefixCache::evict() {
   }
   age_ = std::max(age_, least->worth());
   erase(least);
+  ++n_evictions_;
   return true;
 }
 

@@ -2,12 +2,14 @@
 //
 // A snapshot is the recurrent state after some tokens, with the KV blocks of those tokens. KV can be cut at
 // any token, a recurrent state cannot; so a prompt resumes at the longest snapshot that it begins with, and
-// what comes after it is computed. Snapshots are taken at the end of a prompt, at the end of a turn and where
-// the caller says that later prompts will agree (GenerateRequest::n_stable). A snapshot costs a hold on a
-// state slot and on blocks that exist anyway: nothing is copied.
+// what comes after it is computed. Snapshots are taken at the end of a prompt, at the end of a turn, where
+// the caller says that later prompts will agree or part (GenerateRequest::n_stable, branches), where prompts
+// have parted twice, and now and then inside a long prompt (EngineOptions::state_interval). A snapshot costs
+// a hold on a state slot and on blocks that exist anyway: nothing is copied.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <list>
 #include <optional>
 #include <span>
@@ -24,7 +26,8 @@ namespace lily::engine {
 using StateHold = Slot<backend::StateSlot>;
 
 struct Snapshot {
-  enum class Kind : uint8_t { stable, prompt_end, turn_end };
+  // The first three move on with a conversation, the others stay where they are.
+  enum class Kind : uint8_t { stable, prompt_end, turn_end, branch, sparse };
   Kind kind = Kind::turn_end;
   std::string session;
   std::vector<int32_t> tokens;
@@ -41,13 +44,17 @@ class PrefixCache {
   // Nothing where the prompt goes on from all it has in common with what is remembered, or has nothing in
   // common. Against the snapshot that agrees with it longest.
   std::optional<CacheMiss> explain(std::span<const int32_t> prompt) const;
-  // Replaces snapshots of the same session and kind that it goes on from. A request of the same session that
-  // begins otherwise (a title, an edit) replaces nothing.
+  // True if a prompt has parted before from what was remembered after exactly this beginning: the next one
+  // may do so too, and a state there is worth having.
+  bool parts_again_after(std::span<const int32_t> beginning);
+  // Replaces snapshots of the same session and kind that it goes on from, if the kind moves on. A request of
+  // the same session that begins otherwise (a title, an edit) replaces nothing.
   void insert(Snapshot snapshot);
   // Drops one snapshot; false if there is none.
   bool evict();
-  void clear() { entries_.clear(); }
+  void clear();
   int size() const { return static_cast<int>(entries_.size()); }
+  int64_t n_evictions() const { return n_evictions_; }
 
  private:
   struct Entry {
@@ -65,7 +72,15 @@ class PrefixCache {
   bool pinned(const Entry& entry) const;
 
   Entries entries_;  // most recently used first
-  int64_t age_ = 0, n_uses_ = 0;
+  int64_t age_ = 0, n_uses_ = 0, n_evictions_ = 0;
+
+  // Where prompts have parted, newest first. Hashes may collide: a state is kept for nothing then.
+  struct Parting {
+    size_t n_tokens;
+    uint64_t hash;
+    bool operator==(const Parting&) const = default;
+  };
+  std::deque<Parting> partings_;
 };
 
 }  // namespace lily::engine

@@ -85,6 +85,9 @@ struct GenerateRequest {
   // the generation prompt. The state there is kept, at the price of one more prompt chunk. 0: nothing is
   // known.
   int32_t n_stable = 0;
+  // Places before it, rising, where later prompts may part from this one, such as the end of the system
+  // message. States are kept there too, where that saves enough to be worth a prompt chunk of its own.
+  std::vector<int32_t> branches;
   SamplingParams sampling;
   std::vector<int32_t> stop_ids;
   int32_t max_tokens = 0;  // 0: up to the context limit

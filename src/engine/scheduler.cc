@@ -9,6 +9,14 @@ namespace lily::engine {
 
 using backend::kKvBlockTokens;
 
+namespace {
+
+// A state in the middle of a prompt costs a chunk of its own. It is kept if that saves at least so many
+// tokens.
+constexpr int32_t kLeastTokensBetweenStates = 64;
+
+}  // namespace
+
 Scheduler::Scheduler(Executor& executor, const EngineOptions& options)
     : executor_(executor),
       limits_(executor.limits()),
@@ -53,6 +61,7 @@ void Scheduler::admit(Pending pending) {
     for (TokenHold& slot : s.token_slots) slot = std::move(tokens_.take()).value();
   try {
     reuse_cached(s);
+    plan_states(s);
   } catch (const Error& e) {
     end_failed(s, e.fault(), e.what());
   }
@@ -92,6 +101,23 @@ void Scheduler::reuse_cached(Sequence& s) {
   s.state = std::move(state);
   s.blocks = std::move(blocks);
   s.n_cached = s.n_done = n;
+}
+
+void Scheduler::plan_states(Sequence& s) {
+  s.n_last_kept = s.n_cached;
+  if (!s.request.keep_states) return;
+  std::vector<int32_t> places = std::move(s.request.branches);
+  if (s.miss && cache_.parts_again_after(std::span(s.tokens).first(static_cast<size_t>(s.miss->position))))
+    places.push_back(s.miss->position);
+  std::sort(places.begin(), places.end());
+  const int32_t end = s.request.n_stable > 0 ? std::min(s.request.n_stable, s.n_prompt) : s.n_prompt;
+  int32_t last = s.n_cached;
+  for (const int32_t place : places) {
+    if (place - last < kLeastTokensBetweenStates || place >= end) continue;
+    s.keep_at.push_back(place);
+    last = place;
+  }
+  if (s.request.n_stable > last && s.request.n_stable < s.n_prompt) s.keep_at.push_back(s.request.n_stable);
 }
 
 KvBlock Scheduler::take_block() {
@@ -139,8 +165,8 @@ bool Scheduler::submit_prompt_chunk() {
     int32_t n_rows = limits_.max_chunk_rows;
     if (others_write && options_.shared_chunk_rows > 0) n_rows = std::min(n_rows, options_.shared_chunk_rows);
     n_rows = std::min(n_rows, s.n_prompt - s.n_submitted);
-    if (s.request.n_stable > s.n_submitted && s.request.keep_states)
-      n_rows = std::min(n_rows, s.request.n_stable - s.n_submitted);
+    const auto place = std::upper_bound(s.keep_at.begin(), s.keep_at.end(), s.n_submitted);
+    if (place != s.keep_at.end()) n_rows = std::min(n_rows, *place - s.n_submitted);
     const bool last = s.n_submitted + n_rows == s.n_prompt;
     step_.clear();
     Flight flight{.phase = plan::Phase::prefill,
@@ -272,6 +298,10 @@ void Scheduler::settle(Part& part, plan::Ending ending, const backend::StepOutpu
     s.channel->push(PromptProgress{.n_done = s.n_done, .n_total = s.n_prompt, .n_cached = s.n_cached});
     if (s.n_done == s.n_prompt) remember(s, Snapshot::Kind::prompt_end);
     else if (s.n_done == s.request.n_stable) remember(s, Snapshot::Kind::stable);
+    else if (std::binary_search(s.keep_at.begin(), s.keep_at.end(), s.n_done))
+      remember(s, Snapshot::Kind::branch);
+    else if (options_.state_interval > 0 && s.n_done - s.n_last_kept >= options_.state_interval)
+      remember(s, Snapshot::Kind::sparse);
   }
   if (token) deliver(s, std::move(*token));
 }
@@ -360,6 +390,7 @@ void Scheduler::end_failed(Sequence& s, Fault fault, const std::string& error) {
 // Of the n_done tokens, of which the last generated one is never part.
 void Scheduler::remember(Sequence& s, Snapshot::Kind kind) {
   if (!s.request.keep_states || !s.state || s.n_done == 0) return;
+  s.n_last_kept = s.n_done;
   const std::span<const int32_t> tokens(s.tokens.data(), static_cast<size_t>(s.n_done));
   if (cache_.contains(tokens)) return;
   Snapshot snapshot{.kind = kind, .session = s.request.session, .tokens = {tokens.begin(), tokens.end()}};
@@ -410,6 +441,7 @@ void Scheduler::report(EngineStats& stats) const {
   stats.n_waiting = n_waiting;
   stats.n_running = n_running();
   stats.n_cached_states = cache_.size();
+  stats.cache_evictions = cache_.n_evictions();
   stats.n_free_blocks = blocks_.n_free();
   stats.n_blocks = blocks_.n_total();
   stats.n_free_states = states_.n_free();

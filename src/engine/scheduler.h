@@ -77,6 +77,7 @@ class Scheduler {
                                          uint32_t step) const;
   void deliver(Sequence& sequence, Token token);
   void reuse_cached(Sequence& sequence);
+  void plan_states(Sequence& sequence);
   void remember(Sequence& sequence, Snapshot::Kind kind);
   void end(Sequence& sequence, Finish how, int32_t stop_id = -1);
   void end_failed(Sequence& sequence, Fault fault, const std::string& error);

@@ -43,6 +43,8 @@ struct Sequence {
   int32_t n_limit;  // tokens, at most
   int32_t n_cached = 0;
   std::optional<CacheMiss> miss;
+  std::vector<int32_t> keep_at;  // places in the prompt, rising, after which its state is kept
+  int32_t n_last_kept = 0;       // the newest of the prompt's states that the cache has
   int32_t n_submitted = 0, n_done = 0;
   int in_flight = 0;
 

@@ -1,5 +1,6 @@
 #include "text/chat_template.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -35,6 +36,7 @@ class Renderer {
   RenderedPrompt run() {
     if (messages_.empty()) fail(Fault::user, "No messages provided.");
     system_block();
+    prompt_.end_system();
     last_query_ = find_last_query();
     for (size_t i = 0; i < messages_.size(); ++i) {
       message(i);
@@ -224,20 +226,6 @@ void RenderedPrompt::append(std::string_view text, AddedTokens active) {
   else ranges_.push_back({text_.size(), active});
 }
 
-RenderedPrompt RenderedPrompt::from(size_t begin) const {
-  RenderedPrompt rest;
-  size_t at = 0;
-  for (const TextRange& range : ranges_) {
-    const size_t first = std::max(at, begin);
-    if (first < range.end)
-      rest.append(std::string_view(text_).substr(first, range.end - first), range.active);
-    at = range.end;
-  }
-  rest.starts_in_thinking_ = starts_in_thinking_;
-  rest.continues_text_ = continues_text_;
-  return rest;
-}
-
 std::vector<RenderedPrompt::Segment> RenderedPrompt::segments() const {
   std::vector<Segment> out;
   size_t begin = 0;
@@ -255,8 +243,19 @@ RenderedPrompt render(std::span<const Message> messages, const ordered_json& too
 
 std::vector<int32_t> tokenize(const RenderedPrompt& prompt, const Tokenizer& tokenizer) {
   std::vector<int32_t> ids;
-  tokenizer.encode_append(prompt.text(), prompt.ranges(), ids);
+  tokenize_append(prompt, 0, prompt.text().size(), tokenizer, ids);
   return ids;
+}
+
+void tokenize_append(const RenderedPrompt& prompt, size_t begin, size_t end, const Tokenizer& tokenizer,
+                     std::vector<int32_t>& ids) {
+  std::vector<TextRange> ranges;
+  for (const TextRange& range : prompt.ranges()) {
+    if (range.end <= begin) continue;
+    ranges.push_back({std::min(range.end, end) - begin, range.active});
+    if (range.end >= end) break;
+  }
+  tokenizer.encode_append(std::string_view(prompt.text()).substr(begin, end - begin), ranges, ids);
 }
 
 KnownTemplate identify_template(std::string_view jinja) {

@@ -42,8 +42,8 @@ class RenderedPrompt {
   std::vector<Segment> segments() const;
   // Where each message ends, in bytes of text().
   std::span<const size_t> message_ends() const { return message_ends_; }
-  // What comes after the first `begin` bytes, which is the beginning of a character.
-  RenderedPrompt from(size_t begin) const;
+  // Where tools and system message end, in bytes of text(); 0 where there are none.
+  size_t system_end() const { return system_end_; }
   // True if the prompt ends inside a think block, where the answer begins with reasoning.
   bool starts_in_thinking() const { return starts_in_thinking_; }
   // True if the answer continues text of the client, so that its leading newlines count.
@@ -51,6 +51,7 @@ class RenderedPrompt {
 
   void append(std::string_view text, AddedTokens active);
   void end_message() { message_ends_.push_back(text_.size()); }
+  void end_system() { system_end_ = text_.size(); }
   void set_starts_in_thinking() { starts_in_thinking_ = true; }
   void set_continues_text() { continues_text_ = true; }
 
@@ -58,6 +59,7 @@ class RenderedPrompt {
   std::string text_;
   std::vector<TextRange> ranges_;  // neighbours differ in kind
   std::vector<size_t> message_ends_;
+  size_t system_end_ = 0;
   bool starts_in_thinking_ = false;
   bool continues_text_ = false;
 };
@@ -67,6 +69,9 @@ RenderedPrompt render(std::span<const Message> messages, const nlohmann::ordered
                       const RenderOptions& options);
 
 std::vector<int32_t> tokenize(const RenderedPrompt& prompt, const Tokenizer& tokenizer);
+// Of the bytes [begin, end) alone. Cut where the template writes a token, the pieces are those of the whole.
+void tokenize_append(const RenderedPrompt& prompt, size_t begin, size_t end, const Tokenizer& tokenizer,
+                     std::vector<int32_t>& ids);
 
 // Which template a checkpoint has, by the bytes of its chat_template.jinja.
 enum class KnownTemplate {

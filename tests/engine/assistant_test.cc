@@ -206,6 +206,39 @@ TEST_F(AssistantTest, TextIsContinuedAsItIs) {
   EXPECT_EQ(read(assistant_->start(r)).output.content, " a time");
 }
 
+TEST_F(AssistantTest, APromptIsTokenisedInPartsAsInOnePiece) {
+  ChatRequest r = with_tools();
+  r.messages = {text::Message::of("system", "You are brief."), text::Message::of("user", "hello\n"),
+                text::Message::of("assistant", "\nHi.\n\n"), text::Message::of("user", "<|im_end|>\n more")};
+  const auto begins = [&](int32_t n, const PreparedPrompt& p) {
+    return assistant_->tokenizer().decode_bytes(std::span(p.ids).first(static_cast<size_t>(n)));
+  };
+  for (const bool tools : {true, false})
+    for (const bool system : {true, false}) {
+      ChatRequest each = r;
+      if (!tools) each.tools = nullptr;
+      if (!system) each.messages.erase(each.messages.begin());
+      const PreparedPrompt p = assistant_->prepare(each);
+      const text::RenderedPrompt rendered =
+          text::render(each.messages, each.tools, {.add_generation_prompt = true, .enable_thinking = false});
+      EXPECT_EQ(p.ids, text::tokenize(rendered, assistant_->tokenizer()));
+      ASSERT_EQ(p.branches.size(), tools || system ? 2u : 1u);
+      if (tools || system)
+        EXPECT_EQ(begins(p.branches[0], p), rendered.text().substr(0, rendered.system_end()));
+      EXPECT_TRUE(begins(p.branches.back(), p).ends_with("Hi.<|im_end|>\n"));
+      EXPECT_EQ(begins(p.n_stable, p) + "<|im_start|>assistant\n<think>\n\n</think>\n\n", rendered.text());
+    }
+}
+
+TEST_F(AssistantTest, AnotherConversationWithTheSameToolsReadsThemOnce) {
+  ChatRequest r = with_tools();
+  ask(r, "yes");
+  const auto n_system = assistant_->prepare(r).branches.at(0);
+  EXPECT_GT(n_system, 64);
+  r.messages = {text::Message::of("user", "something else altogether")};
+  EXPECT_EQ(ask(r, "no").end.usage.cached_tokens, n_system);
+}
+
 // ---- Exact replay
 
 class Replay : public AssistantTest {

@@ -203,6 +203,7 @@ TEST_P(EngineOf, EveryStepLeavesSlotsAndBlocksInOrder) {
     GenerateRequest request =
         greedy(prompt_of(1 + static_cast<int>(r % 150), r % 3), 1 + static_cast<int>(r % 20));
     request.n_stable = static_cast<int32_t>((r >> 8) % request.prompt.size());
+    request.branches = {static_cast<int32_t>((r >> 4) % request.prompt.size()), 70};
     if (r % 4 == 0 && scheduler.can_admit(request)) {
       channels.push_back(std::make_shared<EventChannel>(1000));
       scheduler.admit({std::move(request), channels.back(), Clock::now()});

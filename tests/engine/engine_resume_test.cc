@@ -46,6 +46,60 @@ TEST_P(EngineOf, AnEditedPromptResumesWhereItStillAgrees) {
   EXPECT_GT(script->n_copies(), 0) << "the second block is shared up to its sixth position only";
 }
 
+TEST_P(EngineOf, WherePromptsPartForTheSecondTimeAStateIsKept) {
+  const auto engine = make();
+  const std::vector<int32_t> common = prompt_of(150, 6);
+  int32_t n_cached = -1;
+  for (const uint64_t ending : {1, 2, 3, 4, 5}) {
+    GenerateRequest request = greedy(common, 4);
+    // The token after the common ones is another one each time.
+    for (const int32_t id : prompt_of(80, 10 + ending))
+      request.prompt.push_back((id + static_cast<int32_t>(ending)) % 100);
+    request.prompt[150] = static_cast<int32_t>(ending);
+    const std::vector<int32_t> expected = expected_tokens(request);
+    const Answer answer = read_all(engine->generate(std::move(request)));
+    EXPECT_EQ(answer.ids, expected);
+    n_cached = answer.finished.usage.cached_tokens;
+    EXPECT_EQ(n_cached, ending <= 3 ? 0 : 150) << "prompt " << ending;
+  }
+}
+
+TEST_P(EngineOf, AStateIsKeptWhereTheCallerSaysThatPromptsPart) {
+  const auto engine = make();
+  GenerateRequest request = greedy(prompt_of(300, 6), 4);
+  request.branches = {10, 70, 90, 200, 260};  // 10, 90 and 260 are too near to be worth a chunk
+  request.n_stable = 280;
+  read_all(engine->generate(std::move(request)));
+  std::vector<int> rows;
+  for (const auto& step : script->steps())
+    if (step.phase == plan::Phase::prefill) rows.push_back(step.rows[0]);
+  EXPECT_EQ(rows, (std::vector<int>{64, 6, 64, 64, 2, 64, 16, 20}));
+  const std::pair<int, int> cached_of_agreeing[] = {{69, 0}, {75, 70}, {195, 70}, {250, 200}, {285, 280}};
+  for (const auto& [n_agreeing, n_cached] : cached_of_agreeing) {
+    std::vector<int32_t> prompt = prompt_of(300, 6);
+    prompt[static_cast<size_t>(n_agreeing)] = (prompt[static_cast<size_t>(n_agreeing)] + 1) % 100;
+    GenerateRequest other = greedy(prompt, 1);
+    other.keep_states = false;
+    EXPECT_EQ(read_all(engine->generate(std::move(other))).finished.usage.cached_tokens, n_cached)
+        << n_agreeing;
+  }
+}
+
+TEST_P(EngineOf, InsideALongPromptStatesAreKeptNowAndThenWithoutStepsOfTheirOwn) {
+  const auto engine = make(limits(), {.state_interval = 100});
+  read_all(engine->generate(greedy(prompt_of(400, 6), 1)));
+  EXPECT_EQ(script->steps().size(), 7u) << "chunks of 64 tokens";
+  await_idle(*engine);
+  EXPECT_EQ(engine->stats().n_cached_states, 3 + 1) << "after 128, 256 and 384 tokens and at the end";
+  std::vector<int32_t> prompt = prompt_of(400, 6);
+  prompt[300] = (prompt[300] + 1) % 100;
+  GenerateRequest request = greedy(prompt, 4);
+  const std::vector<int32_t> expected = expected_tokens(request);
+  const Answer answer = read_all(engine->generate(std::move(request)));
+  EXPECT_EQ(answer.ids, expected);
+  EXPECT_EQ(answer.finished.usage.cached_tokens, 256);
+}
+
 TEST_P(EngineOf, ForgetsAnOldConversationBeforeItRunsOutOfMemory) {
   Limits tight = limits();
   tight.n_state_slots = 7;

@@ -113,6 +113,7 @@ TEST_P(EngineOf, ManyConversationsAtOnce) {
         greedy(prompt_of(1 + static_cast<int>(r % 150), r % 4), 1 + static_cast<int>(r % 23));
     request.session = r % 2 ? "s" + std::to_string(r % 3) : "";
     request.n_stable = static_cast<int32_t>(std::min<size_t>(r % 90, request.prompt.size() - 1));
+    request.branches = {static_cast<int32_t>(r % 30)};
     if (r % 5 == 0) request.sampling = {.temperature = 1, .top_k = 10, .repetition_penalty = 1.2f, .seed = r};
     if (r % 5 == 1) request.sampling = {.temperature = 1, .seed = r};
     if (r % 5 == 2) request.sampling = {.temperature = 1, .top_k = 10, .seed = r};

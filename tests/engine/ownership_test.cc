@@ -237,5 +237,28 @@ TEST(PrefixCache, ASessionKeepsOneSnapshotOfEachKind) {
   EXPECT_TRUE(cache.contains(std::vector<int32_t>{1, 2, 3})) << "another request of the session";
 }
 
+TEST(PrefixCache, WherePromptsPartASessionKeepsAllSnapshots) {
+  PrefixCache cache;
+  for (const auto kind : {Snapshot::Kind::branch, Snapshot::Kind::sparse}) {
+    cache.insert(snapshot({1}, "a", kind));
+    cache.insert(snapshot({1, 2}, "a", kind));
+    EXPECT_TRUE(cache.contains(std::vector<int32_t>{1}));
+    EXPECT_TRUE(cache.contains(std::vector<int32_t>{1, 2}));
+    cache.clear();
+  }
+}
+
+TEST(PrefixCache, KnowsWherePromptsPartAgain) {
+  PrefixCache cache;
+  const std::vector<int32_t> a = {1, 2, 3}, b = {1, 2, 4};
+  EXPECT_FALSE(cache.parts_again_after(a));
+  EXPECT_FALSE(cache.parts_again_after(b));
+  EXPECT_FALSE(cache.parts_again_after(std::span(a).first(2)));
+  EXPECT_TRUE(cache.parts_again_after(a));
+  EXPECT_TRUE(cache.parts_again_after(b));
+  for (int32_t i = 0; i < 300; ++i) EXPECT_FALSE(cache.parts_again_after(std::vector<int32_t>{i}));
+  EXPECT_FALSE(cache.parts_again_after(a)) << "forgotten";
+}
+
 }  // namespace
 }  // namespace lily::engine
