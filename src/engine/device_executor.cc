@@ -17,6 +17,9 @@ constexpr int64_t kSmallestContextClass = 4096;
 constexpr int kContextOfUnknownMemory = 8192;
 // Of the memory for KV and cached states, one part in this many may go to the states.
 constexpr int64_t kCacheShare = 4;
+// Memory that no context needs buys more states for the cache than were asked for: up to so many times as
+// many, for one part in kCacheShare of it.
+constexpr int kMostStatesOfOnesAskedFor = 4;
 
 int64_t blocks_of(int64_t n_tokens) { return (n_tokens + kKvBlockTokens - 1) / kKvBlockTokens; }
 
@@ -122,9 +125,13 @@ MemoryPlan plan_memory(const model::Dims& dims, const plan::Policy& policy, int6
 
   const int64_t n_blocks = blocks_of(plan.context) * options.max_sequences;
   int n_cached = std::max(0, options.n_cached_states);
-  if (budget > 0)
-    n_cached = static_cast<int>(
-        std::min<int64_t>(n_cached, std::max<int64_t>(0, (for_kv - n_blocks * block_bytes) / slot_bytes)));
+  if (budget > 0) {
+    const int64_t left = std::max<int64_t>(0, for_kv - n_blocks * block_bytes);
+    const int64_t n_asked = std::min<int64_t>(n_cached, left / slot_bytes);
+    const int64_t n_more = std::min<int64_t>((kMostStatesOfOnesAskedFor - 1) * n_asked,
+                                             (left - n_asked * slot_bytes) / kCacheShare / slot_bytes);
+    n_cached = static_cast<int>(n_asked + n_more);
+  }
   plan.spec = {.n_state_slots = needed_states + n_cached,
                .n_kv_blocks = static_cast<int>(n_blocks),
                .n_token_slots = 2 * options.max_sequences,

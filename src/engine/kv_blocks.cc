@@ -44,6 +44,8 @@ bool KvBlock::make_writable(int n_used) {
   return true;
 }
 
+bool KvBlock::shared() const { return pool_ != nullptr && pool_->state(id_).holds > 1; }
+
 void KvBlock::reset() {
   if (pool_ == nullptr) return;
   KvBlockPool* const pool = std::exchange(pool_, nullptr);

@@ -24,6 +24,7 @@ class KvBlock {
 
   int32_t id() const;
   bool writable() const { return writable_; }
+  bool shared() const;  // with other holds
   // A reader that relies on the first n_used positions.
   KvBlock share(int n_used) const;
   // Makes this hold the writer of the positions from n_used on; false if that would disturb others.

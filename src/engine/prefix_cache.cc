@@ -1,6 +1,7 @@
 #include "engine/prefix_cache.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 namespace lily::engine {
@@ -107,16 +108,24 @@ void PrefixCache::insert(Snapshot snapshot) {
   use(entries_.begin());
 }
 
-bool PrefixCache::evict() {
+bool PrefixCache::gives_back(const Snapshot& snapshot, Wanted wanted) {
+  if (wanted == Wanted::state) return snapshot.state && !snapshot.state.shared();
+  // Longer ones that go on from it hold all of its blocks but the last, and those in front are the likeliest.
+  return std::any_of(snapshot.blocks.rbegin(), snapshot.blocks.rend(),
+                     [](const KvBlock& block) { return !block.shared(); });
+}
+
+bool PrefixCache::evict(Wanted wanted) {
   if (entries_.empty()) return false;
   auto least = entries_.end();
-  bool least_pinned = false;
+  // By falling weight: whether it helps, whether a live session needs it, what it is worth. Of equals the one
+  // not used for the longest time.
+  std::tuple<bool, bool, int64_t> least_rank;
   for (auto it = entries_.begin(); it != entries_.end(); ++it) {
-    const bool pin = pinned(*it);
-    // Of equals the one not used for the longest time.
-    if (least != entries_.end() && (pin != least_pinned ? pin : it->worth() > least->worth())) continue;
+    const std::tuple rank{!gives_back(it->snapshot, wanted), pinned(*it), it->worth()};
+    if (least != entries_.end() && rank > least_rank) continue;
     least = it;
-    least_pinned = pin;
+    least_rank = rank;
   }
   age_ = std::max(age_, least->worth());
   erase(least);

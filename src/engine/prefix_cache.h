@@ -50,8 +50,10 @@ class PrefixCache {
   // Replaces snapshots of the same session and kind that it goes on from, if the kind moves on. A request of
   // the same session that begins otherwise (a title, an edit) replaces nothing.
   void insert(Snapshot snapshot);
-  // Drops one snapshot; false if there is none.
-  bool evict();
+  // Drops one snapshot; false if there is none. One that gives back what is wanted, if any does: others hold
+  // the state or the blocks of a snapshot too, and its loss would gain nothing.
+  enum class Wanted : uint8_t { state, block };
+  bool evict(Wanted wanted = Wanted::state);
   void clear();
   int size() const { return static_cast<int>(entries_.size()); }
   int64_t n_evictions() const { return n_evictions_; }
@@ -70,6 +72,7 @@ class PrefixCache {
   void use(Entries::iterator entry);
   Entries::iterator erase(Entries::iterator entry);
   bool pinned(const Entry& entry) const;
+  static bool gives_back(const Snapshot& snapshot, Wanted wanted);
 
   Entries entries_;  // most recently used first
   int64_t age_ = 0, n_uses_ = 0, n_evictions_ = 0;

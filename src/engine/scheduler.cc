@@ -89,7 +89,7 @@ void Scheduler::reuse_cached(Sequence& s) {
     while (!flights_.empty()) complete_one();
     // With the block it is copied from, this is one more than the sequence was promised: there may be none.
     std::optional<KvBlock> copy = blocks_.take();
-    while (!copy && cache_.evict()) copy = blocks_.take();
+    while (!copy && cache_.evict(PrefixCache::Wanted::block)) copy = blocks_.take();
     if (!copy) {
       ++totals_.cache_misses;
       return;
@@ -123,14 +123,14 @@ void Scheduler::plan_states(Sequence& s) {
 KvBlock Scheduler::take_block() {
   for (;;) {
     if (auto block = blocks_.take()) return std::move(*block);
-    LILY_CHECK(cache_.evict(), "promised KV blocks are missing");
+    LILY_CHECK(cache_.evict(PrefixCache::Wanted::block), "promised KV blocks are missing");
   }
 }
 
 StateHold Scheduler::take_state() {
   for (;;) {
     if (auto state = states_.take()) return std::move(*state);
-    LILY_CHECK(cache_.evict(), "promised state slots are missing");
+    LILY_CHECK(cache_.evict(PrefixCache::Wanted::state), "promised state slots are missing");
   }
 }
 

@@ -35,6 +35,7 @@ class Slot {
     return Id{index_};
   }
   Slot share() const;
+  bool shared() const;  // with other holds
   void reset();
 
  private:
@@ -87,6 +88,11 @@ Slot<Id> Slot<Id>::share() const {
   LILY_CHECK(pool_ != nullptr, "an empty slot");
   ++pool_->holds_[static_cast<size_t>(index_)];
   return Slot(pool_, index_);
+}
+
+template <typename Id>
+bool Slot<Id>::shared() const {
+  return pool_ != nullptr && pool_->holds_[static_cast<size_t>(index_)] > 1;
 }
 
 template <typename Id>

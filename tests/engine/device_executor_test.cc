@@ -75,6 +75,19 @@ TEST(Memory, TheCacheHasStatesBeforeTheContextTakesAll) {
   EXPECT_GT(plan.context, 100'000);
 }
 
+TEST(Memory, WhatNoContextNeedsBuysMoreStates) {
+  const auto n_states = [](int64_t budget, int n_cached_states) {
+    const MemoryPlan plan = plan_memory(model::qwen36_35b_a3b(), gpu_policy(), budget, 19'508'787'456,
+                                        {.n_cached_states = n_cached_states});
+    EXPECT_LE(plan.total_bytes(), budget);
+    return plan.spec.n_state_slots;
+  };
+  EXPECT_EQ(n_states(128 * kGiB, 8), 3 + 4 * 8);
+  EXPECT_EQ(n_states(128 * kGiB, 0), 3);
+  EXPECT_GT(n_states(28 * kGiB, 8), 3 + 8);
+  EXPECT_LT(n_states(28 * kGiB, 8), 3 + 4 * 8);
+}
+
 TEST(Memory, RefusalsNameWhatFits) {
   const model::Dims dims = model::qwen36_35b_a3b();
   const auto plan = [&](const MemoryOptions& options) {

@@ -248,6 +248,39 @@ TEST(PrefixCache, WherePromptsPartASessionKeepsAllSnapshots) {
   }
 }
 
+TEST(PrefixCache, WhatGivesBackNothingThatIsWantedStays) {
+  SlotPool<backend::StateSlot> states(3);
+  KvBlockPool blocks(4);
+  PrefixCache cache;
+  std::vector<KvBlock> conversation;
+  for (int i = 0; i < 3; ++i) conversation.push_back(std::move(*blocks.take()));
+  const auto insert = [&](int n_blocks, int32_t first, int n_tokens, const std::vector<KvBlock>& of) {
+    Snapshot s = snapshot(count_from(first, n_tokens));
+    s.state = std::move(*states.take());
+    for (int i = 0; i < n_blocks; ++i) s.blocks.push_back(of[static_cast<size_t>(i)].share(64));
+    cache.insert(std::move(s));
+  };
+  insert(1, 0, 64, conversation);
+  insert(3, 0, 192, conversation);  // has the block of the one before too
+  conversation.clear();
+  {
+    std::vector<KvBlock> other;
+    other.push_back(std::move(*blocks.take()));
+    insert(1, 5000, 64, other);
+  }
+  ASSERT_EQ(blocks.n_free(), 0);
+  // The first one is worth as little as the third, and was not used for longer, but its block is held twice.
+  EXPECT_TRUE(cache.evict(PrefixCache::Wanted::block));
+  EXPECT_EQ(blocks.n_free(), 1);
+  EXPECT_TRUE(cache.contains(count_from(0, 64)));
+  EXPECT_FALSE(cache.contains(count_from(5000, 64)));
+  EXPECT_TRUE(cache.evict(PrefixCache::Wanted::state));
+  EXPECT_FALSE(cache.contains(count_from(0, 64)));
+  cache.clear();
+  EXPECT_EQ(blocks.n_free(), 4);
+  EXPECT_EQ(states.n_free(), 3);
+}
+
 TEST(PrefixCache, KnowsWherePromptsPartAgain) {
   PrefixCache cache;
   const std::vector<int32_t> a = {1, 2, 3}, b = {1, 2, 4};
