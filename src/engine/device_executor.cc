@@ -81,7 +81,9 @@ MemoryPlan plan_memory(const model::Dims& dims, const plan::Policy& policy, int6
       .max_sequences = options.max_sequences, .weight_bytes = weight_bytes, .budget_bytes = budget};
   const int rows = chunk_rows(policy, options, wanted);
   const int needed_states = options.max_sequences * (depth_of(policy) + 1);
-  const int64_t slot_bytes = state_slot_bytes(dims, policy), block_bytes = kv_block_bytes(dims, policy);
+  const int64_t slot_bytes = state_slot_bytes(dims, policy);
+  // A model cut down to its first layers has no attention, and blocks that cost nothing.
+  const int64_t block_bytes = std::max<int64_t>(1, kv_block_bytes(dims, policy));
   plan.scratch_bytes = scratch_bytes(dims, policy, rows, wanted);
 
   // What KV can have when every sequence has its states, but the cache none.

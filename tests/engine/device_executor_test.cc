@@ -43,6 +43,27 @@ TEST(Memory, OneSequenceOfTheRealModelTakesWhatIsPublished) {
   EXPECT_EQ(kv_block_bytes(dims, f32), 2 * 64 * 20'480);
 }
 
+// The CPU backend takes 92 % of the machine.
+TEST(Memory, A24GiBMachineHolds32KTokensOfTheRealModel) {
+  plan::Policy cpu;
+  cpu.max_chunk_rows = 512;
+  const auto budget = static_cast<int64_t>(static_cast<double>(24 * kGiB) * 0.92);
+  const MemoryPlan plan =
+      plan_memory(model::qwen36_35b_a3b(), cpu, budget, 19'508'787'456, {.context = 32768});
+  EXPECT_EQ(plan.context, 32768);
+  EXPECT_LE(plan.total_bytes(), budget);
+  EXPECT_GE(plan.spec.n_kv_blocks, 512);
+}
+
+TEST(Memory, AModelWithoutAttentionLayersNeedsNoCache) {
+  model::Dims dims = model::qwen36_35b_a3b();
+  dims.n_layers = 2;
+  const MemoryPlan plan =
+      plan_memory(dims, gpu_policy(), 8 * kGiB, kGiB, {.context = 4096, .max_sequences = 2});
+  EXPECT_EQ(plan.context, 4096);
+  EXPECT_EQ(plan.spec.n_kv_blocks, 128);
+}
+
 TEST(Memory, EverythingStaysWithinTheBudget) {
   const model::Dims dims = model::qwen36_35b_a3b();
   const int64_t weights = 19'508'787'456;
