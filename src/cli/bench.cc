@@ -93,7 +93,7 @@ Json measure_here(const Options& o) {
   engine::LoadOptions load = load_options(o.model);
   const int longest = *std::max_element(o.lengths.begin(), o.lengths.end());
   if (load.memory.context == 0) load.memory.context = longest + o.tokens + 1;
-  load.memory.n_cached_states = 0;
+  if (o.session == 0) load.memory.n_cached_states = 0;
   // Synthetic checkpoints have no tokenizer; every row of the head counts as a token.
   engine::LoadedModel model(checkpoint, dims.vocab, load);
   const double load_start_s = now_s();
@@ -107,7 +107,8 @@ Json measure_here(const Options& o) {
   const double load_s = now_s() - load_start_s;
   const std::string backend = model.device().info().backend;
   const int n_threads = o.model.threads > 0 ? o.model.threads : physical_cores();
-  const double read_gb_s = backend == "cpu" ? measure_read_rate(n_threads) : 0;  // 0: not measured
+  const double read_gb_s =  // 0: not measured
+      backend == "cpu" && o.session == 0 ? measure_read_rate(n_threads) : 0;
 
   engine::Engine engine(model.make_executor());
   std::mt19937 random(1);
@@ -115,10 +116,15 @@ Json measure_here(const Options& o) {
   if (!o.json) {
     fmt::print("{} on {} ({}), loaded in {:.1f} s\n", folder, backend, model.device().info().name, load_s);
     if (read_gb_s > 0) fmt::print("memory is read at {:.1f} GB/s\n", read_gb_s);
-    fmt::print("{:8} {:>7} {:>10} {:>21} {:>10} {:>8}\n", "phase", "length", "tok/s", "min .. max", "GB/s",
-               "share");
+    if (o.session == 0)
+      fmt::print("{:8} {:>7} {:>10} {:>21} {:>10} {:>8}\n", "phase", "length", "tok/s", "min .. max", "GB/s",
+                 "share");
   }
   for (const int length : o.lengths) {
+    if (o.session > 0) {
+      results.push_back(measure_session(engine, length, o));
+      continue;
+    }
     const Figures figures = measure(engine, length, o, random);
     for (const std::string& phase : o.phases) {
       const bool is_decode = phase == "decode";
@@ -189,17 +195,25 @@ void add_bench(CLI::App& app, Action& action) {
       ->check(CLI::Range(1, 1000));
   command->add_option("--tokens", options->tokens, "Tokens written in each round")
       ->check(CLI::Range(2, 100000));
-  command->add_option(
+  CLI::Option* const vs = command->add_option(
       "--vs", options->vs,
       "A peer to measure in turns: an executable called as PEER PHASE LENGTH REPETITIONS that prints "
       "one tok/s a line (bench/peers/ has some)");
-  command->add_option("--plot", options->plot, "Draw the figures into an SVG file");
+  CLI::Option* const session = command->add_option("--session", options->session,
+                                                   "Turns of a session whose last prompt has the length: how "
+                                                   "much sooner its answer starts than after a cold read");
+  session->check(CLI::Range(2, 10000))->excludes(vs);
+  command->add_option("--new", options->new_tokens, "Tokens that each turn of the session adds")
+      ->check(CLI::Range(1, 1 << 20))
+      ->needs(session);
+  command->add_option("--plot", options->plot, "Draw the figures into an SVG file")->excludes(session);
   command->add_flag("--json", options->json, "One JSON document on stdout");
   command->footer(
       "Examples:\n  lily bench -m models/lily-tiny --lengths 256,1024\n"
       "  lily bench -m /tmp/synthetic --backend cuda --lengths 512,4096,32768 --rounds 5\n"
       "  LILY_PEER_MODEL=model.gguf lily bench --vs bench/peers/llama_cpp --lengths 256,4096 --plot "
-      "speed.svg");
+      "speed.svg\n"
+      "  lily bench -m /tmp/synthetic --session 10 --new 200 --lengths 16384 --rounds 1");
   command->callback([options, &action] { action = [options] { return run(*options); }; });
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cli/command.h"
+#include "engine/engine.h"
 
 namespace lily::cli {
 
@@ -14,6 +15,8 @@ struct BenchOptions {
   std::vector<std::string> phases = {"prefill", "decode"};
   std::vector<int> lengths = {256, 512, 1024, 2048};
   int rounds = 5, tokens = 64;
+  int session = 0;       // turns of a session to measure instead of the phases; 0: none
+  int new_tokens = 200;  // that each of its turns adds
   std::string vs, plot;  // a peer's command; an SVG file
   bool json = false;
 };
@@ -23,6 +26,10 @@ struct Spread {
 };
 Spread spread_of(std::vector<double> values);
 nlohmann::ordered_json spread_json(const Spread& spread);
+
+// A session whose last prompt has `length` tokens, beside a cold read of that prompt. Prints, unless JSON is
+// asked for, and returns the entry of `results`.
+nlohmann::ordered_json measure_session(engine::Engine& engine, int length, const BenchOptions& options);
 
 // Measures this program and the peer in turns, each in a process of its own, so that both need not fit into
 // memory together; who goes first changes with every round. Loading is not timed. Prints the table, unless
