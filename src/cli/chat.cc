@@ -25,7 +25,7 @@ constexpr const char* kHelp =
     "  /think on|off     let the model think before it answers\n"
     "  /save FILE        write the conversation as JSON\n"
     "  /load FILE        read one\n"
-    "  /stats            figures of the last answer\n"
+    "  /stats            figures of the last answer, and of the cache\n"
     "  /quit             leave (so does Ctrl-D)\n"
     "  Enter sends; Alt-Enter, Ctrl-J or a \\ at the end of a line continue on the next one. Ctrl-C stops an "
     "answer.\n";
@@ -69,7 +69,7 @@ class Chat {
     std::string line;
     while (true) {
       const LineEditor::Result result = editor_.read("> ", line);
-      if (result == LineEditor::Result::end_of_input) return 0;
+      if (result == LineEditor::Result::end_of_input) return end();
       if (result == LineEditor::Result::interrupted || line.find_first_not_of(" \t\n") == std::string::npos)
         continue;
       interrupted() = false;
@@ -77,7 +77,7 @@ class Chat {
       if (!history_.empty()) LineEditor::append_history(history_, line);
       try {
         if (line[0] == '/') {
-          if (!command(line)) return 0;
+          if (!command(line)) return end();
         } else {
           ask(line);
         }
@@ -88,6 +88,19 @@ class Chat {
   }
 
  private:
+  int end() const {
+    if (last_) print_session();
+    return 0;
+  }
+
+  void print_session() const {
+    const engine::EngineStats s = assistant_.engine().stats();
+    fmt::print(stderr,
+               "lily: {} prompts of {} tokens in all, {:.0f} % of them cached; {} prompts began in the "
+               "cache, {} did not\n",
+               s.n_requests, s.prompt_tokens, s.cached_share() * 100, s.cache_hits, s.cache_misses);
+  }
+
   void set_system(const std::string& system) {
     system_ = system;
     messages_.clear();
@@ -134,7 +147,7 @@ class Chat {
     } else if (name == "/load") {
       load(rest);
     } else if (name == "/stats") {
-      if (last_) print_statistics(*last_);
+      if (last_) print_statistics(*last_), print_session();
       else fmt::print(stderr, "lily: no answer yet\n");
     } else {
       fmt::print(stderr, "lily: no command {}; /help lists them\n", name);

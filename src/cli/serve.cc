@@ -22,7 +22,8 @@ struct Options {
   int queue = 64;
   uint64_t memory = 0;  // bytes
   bool preserve_thinking = false;
-  std::string replay = "on";
+  std::string replay = "on", volatile_text = "drop";
+  bool log_misses = false;
   bool quiet = false;
 };
 
@@ -107,7 +108,9 @@ int run(Options o) {
     throw;
   }
   service.emplace(assistant, server::ServiceOptions{.model_id = model_name(folder),
-                                                    .preserve_thinking = o.preserve_thinking});
+                                                    .preserve_thinking = o.preserve_thinking,
+                                                    .keep_volatile = o.volatile_text == "keep",
+                                                    .log_misses = o.log_misses});
   http.set_service(*service);
   print_settings(o.http.host, port, service->model().id, !o.http.api_key.empty());
   while (!asked_to_stop()) std::this_thread::sleep_for(kPoll);
@@ -154,6 +157,16 @@ void add_serve(CLI::App& app, Action& action) {
                    "Seconds that answers which run may take when the server is stopped")
       ->check(CLI::Range(0, 86400))
       ->capture_default_str();
+  command
+      ->add_option("--volatile", options->volatile_text,
+                   "drop: known noise that differs in every request, such as a billing header, is left out of "
+                   "prompts, so that they stay in the cache; keep: prompts are as they come")
+      ->check(CLI::IsMember({"drop", "keep"}))
+      ->capture_default_str();
+  command->add_flag(
+      "--log-misses", options->log_misses,
+      "Log the texts at which a prompt differs from the nearest one in the cache; without it no text of a "
+      "prompt is logged");
   command->add_flag("--quiet", options->quiet, "No line for each request");
   command->footer(
       "Examples:\n  lily serve\n  lily serve -m models/lily-tiny --port 9000\n"

@@ -179,6 +179,7 @@ class AnswerStream::State {
     if (finished.miss)
       end.cache_miss = fmt::format("the prompt differs from the nearest one remembered at token {}",
                                    finished.miss->position);
+    end.miss = std::move(finished.miss);
     end.reasoning_tokens = reader_.n_reasoning_tokens();
     ready_.emplace_back(std::move(end));
   }

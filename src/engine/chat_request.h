@@ -98,6 +98,8 @@ struct AnswerEnd {
   uint64_t seed = 0;
   std::string cache_source = "none";  // where the cached prefix came from: none, ram, disk
   std::string cache_miss;             // why the cached prefix ends where it does; may be empty
+  // The same with the texts around. They may be another client's: for the log of whoever owns the machine.
+  std::optional<CacheMiss> miss;
 };
 
 using AnswerEvent = std::variant<PromptProgress, AnswerPiece, AnswerEnd>;

@@ -67,9 +67,15 @@ struct EngineStats {
   int64_t n_steps = 0;
   int n_cached_states = 0;  // entries of the prefix cache
   int64_t cache_hits = 0, cache_misses = 0;
+  int64_t cache_misses_parted =
+      0;  // of these: prompts that begin like one remembered, but no state was kept there
   int64_t cache_evictions = 0;
   int n_free_blocks = 0, n_blocks = 0;  // KV
   int n_free_states = 0, n_states = 0;
+
+  double cached_share() const {
+    return prompt_tokens > 0 ? static_cast<double>(cached_tokens) / static_cast<double>(prompt_tokens) : 0;
+  }
 };
 
 class Engine {

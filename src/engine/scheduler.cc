@@ -74,6 +74,7 @@ void Scheduler::reuse_cached(Sequence& s) {
   const Snapshot* const snapshot = cache_.find(s.tokens, s.n_prompt - 1);
   if (snapshot == nullptr) {
     ++totals_.cache_misses;
+    totals_.cache_misses_parted += s.miss ? 1 : 0;
     return;
   }
   const auto n = static_cast<int32_t>(snapshot->tokens.size());

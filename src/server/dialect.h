@@ -23,6 +23,7 @@ struct ServedModel {
   int64_t created = 0;
   int context = 0;
   bool preserve_thinking = false;  // where the request does not say
+  bool keep_volatile = false;      // noise that differs in every request stays in prompts (docs/sessions.md)
 };
 
 // One answer on the wire. The events go through event() in both forms, so that the streamed answer and the

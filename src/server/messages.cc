@@ -82,7 +82,7 @@ void read_message(const Json& message, const std::string& path, std::vector<text
   if (out.size() == before) out.push_back({.role = role});
 }
 
-void read_system(Body& body, std::vector<text::Message>& out) {
+void read_system(Body& body, bool keep_volatile, std::vector<text::Message>& out) {
   const Json* system = body.find("system");
   if (system == nullptr) return;
   if (system->is_string()) return out.push_back(text::Message::of("system", system->get<std::string>()));
@@ -90,7 +90,8 @@ void read_system(Body& body, std::vector<text::Message>& out) {
   for (size_t i = 0; i < system->size(); ++i) {
     std::string text = part_text((*system)[i], fmt::format("system[{}]", i));
     // It differs in every request, and would make the cached prefix useless.
-    if (!text::is_billing_header(text)) out.push_back(text::Message::of("system", std::move(text)));
+    if (keep_volatile || !text::is_billing_header(text))
+      out.push_back(text::Message::of("system", std::move(text)));
   }
 }
 
@@ -155,7 +156,7 @@ void read_output(Body& body, engine::ChatRequest& request) {
 
 engine::ChatRequest read_request(Body& body, const ServedModel& model, std::vector<std::string>& ignored) {
   engine::ChatRequest request;
-  read_system(body, request.messages);
+  read_system(body, model.keep_volatile, request.messages);
   const Json* messages = body.array("messages");
   if (messages == nullptr || messages->empty())
     body.fail("messages", "a list of at least one message is needed");

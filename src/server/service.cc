@@ -3,6 +3,7 @@
 #include <ctime>
 
 #include "base/log.h"
+#include "base/printable.h"
 #include "server/openai_chat.h"
 #include "text/chat.h"
 
@@ -27,7 +28,8 @@ Service::Service(engine::Assistant& assistant, ServiceOptions options)
              .id = options_.model_id,
              .created = std::time(nullptr),
              .context = assistant.context(),
-             .preserve_thinking = options_.preserve_thinking} {}
+             .preserve_thinking = options_.preserve_thinking,
+             .keep_volatile = options_.keep_volatile} {}
 
 engine::AnswerStream Service::start(const Call& call) {
   if (gives_up_) throw stopping();
@@ -48,6 +50,22 @@ void Service::note_ignored(const std::vector<std::string>& names) {
         fresh += (fresh.empty() ? "" : ", ") + name;
   }
   if (!fresh.empty()) log(LogLevel::info, "without meaning here and ignored: {}", fresh);
+}
+
+void Service::log_miss(const engine::AnswerEnd& end) const {
+  if (!end.miss) return;
+  std::string texts;
+  if (options_.log_misses) {
+    const auto text = [&](const std::vector<int32_t>& ids) {
+      return printable(model_.tokenizer.decode_bytes(ids));
+    };
+    texts = fmt::format(": after \"{}\" comes \"{}\", and \"{}\" was remembered", text(end.miss->before),
+                        text(end.miss->asked), text(end.miss->known));
+  }
+  log(LogLevel::info,
+      "cache: a prompt of {} tokens goes on from {} cached ones; it differs from the nearest one "
+      "remembered at token {}{}",
+      end.usage.prompt_tokens, end.usage.cached_tokens, end.miss->position, texts);
 }
 
 Outcome Service::pump(engine::AnswerStream& answer,
@@ -93,6 +111,7 @@ Outcome Service::pump(engine::AnswerStream& answer,
     last_event = now;
     if (const auto* end = std::get_if<engine::AnswerEnd>(&*event)) {
       outcome.end = *end;
+      log_miss(*end);
       if (end->finish == engine::Finish::error)
         throw ApiError(end->fault == Fault::user ? 400 : 500,
                        end->fault == Fault::user ? "invalid_request_error" : "server_error", "", "",
@@ -209,6 +228,9 @@ Json Service::cache() const {
   return {{"entries", s.n_cached_states},
           {"hits", s.cache_hits},
           {"misses", s.cache_misses},
+          {"misses_by_reason",
+           {{"differs", s.cache_misses_parted}, {"unknown", s.cache_misses - s.cache_misses_parted}}},
+          {"evictions", s.cache_evictions},
           {"cached_tokens", s.cached_tokens},
           {"prompt_tokens", s.prompt_tokens},
           {"kv_blocks", {{"free", s.n_free_blocks}, {"total", s.n_blocks}}},
@@ -239,6 +261,11 @@ std::string Service::metrics() const {
   add("steps_total", "counter", "Steps of the device.", s.n_steps);
   add("cache_hits_total", "counter", "Prompts that began in the prefix cache.", s.cache_hits);
   add("cache_misses_total", "counter", "Prompts that did not.", s.cache_misses);
+  add("cache_misses_parted_total", "counter", "Of these: began like one remembered, where no state was kept.",
+      s.cache_misses_parted);
+  add("cache_evictions_total", "counter", "Snapshots given up because memory was needed.", s.cache_evictions);
+  add("cache_hit_ratio", "gauge", "Share of all prompt tokens so far that were not computed again.",
+      s.cached_share());
   add("cache_entries", "gauge", "Snapshots in the prefix cache.", s.n_cached_states);
   add("replay_bytes", "gauge", "Memory of answers that are remembered token for token.",
       assistant_.replay_bytes());

@@ -20,6 +20,8 @@ namespace lily::server {
 struct ServiceOptions {
   std::string model_id;  // the name in /v1/models
   bool preserve_thinking = false;
+  bool keep_volatile = false;  // ServedModel::keep_volatile
+  bool log_misses = false;     // with the texts around the difference, which are parts of prompts
   // An answer whose model makes no step for so long has failed.
   std::chrono::milliseconds step_timeout = std::chrono::minutes(10);
   std::chrono::milliseconds keep_alive = std::chrono::seconds(5);
@@ -73,6 +75,7 @@ class Service {
   Outcome pump(engine::AnswerStream& answer, const std::function<bool(const engine::AnswerEvent&)>& take,
                const std::function<bool()>& idle, const IsThere& is_there);
   void note_ignored(const std::vector<std::string>& names);
+  void log_miss(const engine::AnswerEnd& end) const;
 
   engine::Assistant& assistant_;
   const ServiceOptions options_;

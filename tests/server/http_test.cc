@@ -201,6 +201,41 @@ TEST_F(Http, APathCannotForgeALineOfTheLog) {
   EXPECT_EQ(log.find("\nFAKE"), std::string::npos) << log;
 }
 
+TEST_F(Http, TheLogTellsWhereAPromptDiffersAndItsTextOnlyWhereThatIsAskedFor) {
+  static std::mutex mutex;
+  static std::string lines;
+  for (const bool log_misses : {false, true}) {
+    start({}, {.log_misses = log_misses});
+    lines.clear();
+    set_log_sink([](LogLevel, std::string_view line) {
+      const std::lock_guard lock(mutex);
+      (lines += line) += '\n';
+    });
+    const std::string head =
+        R"({"temperature": 0, "reasoning_effort": "none", "messages": [{"role": "user", "content": ")";
+    ask("POST", "/v1/chat/completions", head + "count the river\"}]}");
+    ask("POST", "/v1/chat/completions", head + "count the apple\"}]}");
+    stop();
+    set_log_sink({});
+    EXPECT_NE(lines.find("differs from the nearest one remembered at token"), std::string::npos) << lines;
+    for (const char* text : {"count the", "river", "apple"})
+      EXPECT_EQ(lines.find(text) != std::string::npos, log_misses) << lines;
+  }
+}
+
+TEST_F(Http, TheCachesRatesAreAmongTheMetrics) {
+  start();
+  chat();
+  chat();
+  for (const char* line : {"cache_hits_total 1", "cache_misses_total 1", "cache_evictions_total 0"})
+    EXPECT_TRUE(eventually([&] {
+      return service_->metrics().find(std::string("\nlily_") + line + "\n") != std::string::npos;
+    })) << line;
+  EXPECT_TRUE(eventually([&] {
+    return service_->metrics().find("\nlily_cache_hit_ratio 0.") != std::string::npos;
+  })) << service_->metrics();
+}
+
 TEST_F(Http, AnOriginCanBeAllowed) {
   start({.cors = "http://page.example"});
   const HttpReply reply = ask("POST", "/v1/chat/completions", kHello, "Origin: http://page.example\r\n");

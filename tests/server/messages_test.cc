@@ -87,6 +87,15 @@ TEST(MessageRequest, ABillingHeaderLeavesNoTrace) {  // B026
   EXPECT_EQ(messages("1").size(), 2u);
 }
 
+TEST(MessageRequest, ABillingHeaderStaysWhereThatIsAskedFor) {
+  ServedModel model = tiny_model();
+  model.keep_volatile = true;
+  const Json body = with(R"({"system": [{"type": "text", "text": "x-anthropic-billing-header: cch=1;"}]})");
+  const Call call = parse_message(parse_json(body.dump()), model);
+  EXPECT_EQ(std::get<engine::ChatRequest>(call.request).messages[0],
+            text::Message::of("system", "x-anthropic-billing-header: cch=1;"));
+}
+
 TEST(MessageRequest, ToolsBecomeFunctions) {
   const Call call = call_of(with(R"({"tools": [
       {"name": "ls", "description": "Lists.", "input_schema": {"type": "object", "properties": {"z": {}, "a": {}}}, "cache_control": {"type": "ephemeral"}},
