@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "base/error.h"
+#include "cli/version_info.h"
 
 namespace lily::cli {
 namespace {
@@ -32,8 +33,15 @@ double Answer::decode_tok_s() const {
   return end.timings.decode_ms > 0 ? (end.usage.completion_tokens - 1) / end.timings.decode_ms * 1e3 : 0;
 }
 
-std::unique_ptr<engine::Assistant> load_assistant(const ModelOptions& options) {
+void keep_on_disk(engine::Assistant& assistant, const DiskOptions& disk) {
+  assistant.set_build(fmt::format("{} {}", kVersion, kCommit));
+  if (disk.folder.empty()) return;
+  assistant.set_disk_cache({.folder = disk.folder, .max_bytes = static_cast<int64_t>(disk.n_bytes)});
+}
+
+std::unique_ptr<engine::Assistant> load_assistant(const ModelOptions& options, const DiskOptions& disk) {
   auto assistant = std::make_unique<engine::Assistant>(find_model(options.model), load_options(options));
+  keep_on_disk(*assistant, disk);
   ProgressBar bar("loading");
   assistant->load([&](int64_t done, int64_t total) {
     bar.update(done, total);

@@ -39,7 +39,9 @@ struct Answer {
 };
 
 // Loads the model that the options name, with a progress bar.
-std::unique_ptr<engine::Assistant> load_assistant(const ModelOptions& options);
+// Before the model is loaded.
+void keep_on_disk(engine::Assistant& assistant, const DiskOptions& disk);
+std::unique_ptr<engine::Assistant> load_assistant(const ModelOptions& options, const DiskOptions& disk = {});
 
 // Called with each event as it comes; from the thread that calls answer().
 using EventSink = std::function<void(const text::OutputEvent&)>;

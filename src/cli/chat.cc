@@ -23,7 +23,7 @@ constexpr const char* kHelp =
     "  /reset            forget the conversation, keep the system message\n"
     "  /system TEXT      set the system message and start anew\n"
     "  /think on|off     let the model think before it answers\n"
-    "  /save FILE        write the conversation as JSON\n"
+    "  /save FILE        write the conversation and the model's state; FILE.json: the conversation as JSON\n"
     "  /load FILE        read one\n"
     "  /stats            figures of the last answer, and of the cache\n"
     "  /quit             leave (so does Ctrl-D)\n"
@@ -155,8 +155,22 @@ class Chat {
     return true;
   }
 
+  engine::ChatRequest conversation() const {
+    return {.messages = messages_,
+            .tools = tools_,
+            .thinking = {.enabled = options_.think, .preserve = options_.preserve_thinking}};
+  }
+
+  // A name in .json asks for what other programs can read; anything else has the model's state too.
   void save(const std::string& path) {
     if (path.empty()) fail(Fault::user, "/save needs a file name");
+    if (!path.ends_with(".json")) {
+      assistant_.save_session(
+          path, conversation(),
+          conversation_json(messages_).dump(-1, ' ', false, Json::error_handler_t::replace));
+      fmt::print(stderr, "lily: {} messages and the model's state written to {}\n", messages_.size(), path);
+      return;
+    }
     std::ofstream out(path, std::ios::binary | std::ios::trunc);
     out << conversation_json(messages_).dump(2, ' ', false, Json::error_handler_t::replace) << '\n';
     out.close();
@@ -166,7 +180,11 @@ class Chat {
 
   void load(const std::string& path) {
     if (path.empty()) fail(Fault::user, "/load needs a file name");
-    const Json json = Json::parse(read_text_file(path, kMaxConversationBytes), nullptr, false);
+    const bool is_json = path.ends_with(".json");
+    engine::Assistant::SavedSession saved;
+    if (!is_json) saved = assistant_.load_session(path);
+    const Json json =
+        Json::parse(is_json ? read_text_file(path, kMaxConversationBytes) : saved.messages, nullptr, false);
     if (!json.is_object() || !json.contains("messages"))
       fail(Fault::user, "{}: expected a JSON object with \"messages\"", path);
     std::vector<text::Message> messages = text::parse_messages(json["messages"]);
@@ -175,7 +193,8 @@ class Chat {
     system_.clear();
     if (!messages_.empty() && messages_[0].role == "system")
       for (const text::ContentPart& part : messages_[0].content) system_ += part.text;
-    fmt::print(stderr, "lily: {} messages read from {}\n", messages_.size(), path);
+    fmt::print(stderr, "lily: {} messages{} read from {}\n", messages_.size(),
+               saved.has_state ? " and the model's state" : "", path);
   }
 
   engine::Assistant& assistant_;

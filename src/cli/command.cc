@@ -27,6 +27,16 @@ void add_model_options(CLI::App& command, ModelOptions& options) {
   command.add_option("--disable", options.disable, "Mechanisms to switch off, as in P1,D3");
 }
 
+void add_disk_options(CLI::App& command, DiskOptions& options) {
+  command.add_option("--cache-dir", options.folder,
+                     "Folder where conversations and prefixes are kept, so that they survive a restart");
+  command
+      .add_option("--cache-size", options.n_bytes,
+                  "Bytes that folder may take, as in 20GB; what saves least is deleted first")
+      ->transform(CLI::AsSizeValue(true))
+      ->capture_default_str();
+}
+
 plan::Policy chosen_policy(const backend::Device& device, const model::Dims& dims,
                            const ModelOptions& options) {
   const engine::LoadOptions load = load_options(options);

@@ -49,6 +49,13 @@ struct ModelOptions {
 };
 void add_model_options(CLI::App& command, ModelOptions& options);
 
+// Sessions that outlive the process.
+struct DiskOptions {
+  std::string folder;  // empty: none
+  uint64_t n_bytes = uint64_t{16} << 30;
+};
+void add_disk_options(CLI::App& command, DiskOptions& options);
+
 // The folder of a model: a path, a hub name that has been pulled or lies in the Hugging Face cache, or, where
 // `name` is empty, LILY_MODEL, else the real model if it has been pulled, else the bundled demo model with a
 // line on stderr.

@@ -22,6 +22,7 @@ constexpr uint64_t kMaxToolsBytes = uint64_t{16} << 20;
 struct Options {
   ModelOptions model;
   AnswerOptions answer;
+  DiskOptions disk;
   std::vector<std::string> words;
   std::string system, tools_file;
   bool json = false;
@@ -102,7 +103,7 @@ int run(const Options& o) {
     check_tools(tools, o.tools_file);
   }
 
-  const auto assistant = load_assistant(o.model);
+  const auto assistant = load_assistant(o.model, o.disk);
   if (is_interactive) return chat(*assistant, o.answer, o.system, tools);
 
   std::vector<text::Message> messages;
@@ -150,6 +151,7 @@ void add_run(CLI::App& app, Action& action) {
   command->add_option("PROMPT", options->words, "The prompt");
   add_model_options(*command, options->model);
   add_answer_options(*command, options->answer);
+  add_disk_options(*command, options->disk);
   command->add_option("--system", options->system, "System message");
   command->add_option("--tools", options->tools_file,
                       "File with a JSON array of tools that the model may call");

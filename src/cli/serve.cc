@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "cli/answer.h"
 #include "cli/command.h"
 #include "server/http.h"
 
@@ -21,6 +22,7 @@ struct Options {
   int parallel = 4;
   int queue = 64;
   uint64_t memory = 0;  // bytes
+  DiskOptions disk;
   bool preserve_thinking = false;
   std::string replay = "on", volatile_text = "drop";
   bool log_misses = false;
@@ -78,6 +80,7 @@ int run(Options o) {
   load.memory.max_sequences = o.parallel;
   load.memory.budget_bytes = static_cast<int64_t>(o.memory);
   engine::Assistant assistant(folder, load, {.max_sequences = o.parallel, .queue_capacity = o.queue});
+  keep_on_disk(assistant, o.disk);
   if (o.replay == "off") assistant.set_replay(0);
   const engine::MemoryPlan& memory = assistant.model()->memory();
   fmt::print(
@@ -143,6 +146,7 @@ void add_serve(CLI::App& app, Action& action) {
       ->add_option("--memory", options->memory,
                    "Bytes that weights, states and KV may take, as in 20GB; 0: what the device has")
       ->transform(CLI::AsSizeValue(true));
+  add_disk_options(*command, options->disk);
   command->add_flag("--preserve-thinking", options->preserve_thinking,
                     "Keep the thinking of earlier turns in prompts, where a request does not say");
   command

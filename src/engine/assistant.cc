@@ -9,8 +9,10 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/printable.h"
 #include "base/random_name.h"
 #include "engine/grammar/grammar_compiler.h"
+#include "engine/session_identity.h"
 #include "text/normalise.h"
 #include "text/output_reader.h"
 #include "text/tool_schema.h"
@@ -174,7 +176,7 @@ class AnswerStream::State {
                                                  : std::min(reader_.parser().n_complete_calls(), 1);
     end.context_full =
         end.finish == Finish::length && begin_.n_prompt + end.usage.completion_tokens >= begin_.n_context;
-    if (end.usage.cached_tokens > 0) end.cache_source = "ram";
+    if (end.usage.cached_tokens > 0) end.cache_source = end.usage.from_disk ? "disk" : "ram";
     // What the cache remembers at that place may be another client's: it is not for the reader of an answer.
     if (finished.miss)
       end.cache_miss = fmt::format("the prompt differs from the nearest one remembered at token {}",
@@ -238,7 +240,7 @@ Assistant::~Assistant() = default;
 void Assistant::load(const backend::Progress& progress) {
   LILY_CHECK(!engine_, "a model is loaded once");
   model_->load(progress);
-  engine_ = std::make_unique<Engine>(model_->make_executor(), options_);
+  engine_ = std::make_unique<Engine>(model_->make_executor(), options_, disk_.get());
   if (!constraints_) set_constraints(grammar_constraints());
 }
 
@@ -273,7 +275,63 @@ SamplingParams Assistant::sampling(const SamplingOverrides& o) const {
 }
 
 void Assistant::set_replay(size_t max_bytes) {
-  replay_ = max_bytes > 0 ? std::make_unique<ReplayBook>(max_bytes) : nullptr;
+  replay_ = max_bytes > 0 ? std::make_unique<ReplayBook>(max_bytes, disk_.get()) : nullptr;
+}
+
+// ---- Saved sessions
+
+std::string Assistant::identity() const {
+  if (!model_) return std::string(64, '0');
+  return session_identity(*checkpoint_, model_->device().info(), model_->policy(), build_);
+}
+
+void Assistant::set_disk_cache(DiskCacheOptions options) {
+  LILY_CHECK(model_ && !engine_ && !disk_, "before load(), once");
+  options.identity = identity();
+  disk_ = std::make_unique<DiskCache>(std::move(options));
+  if (replay_) set_replay(kReplayBytes);
+}
+
+void Assistant::save_session(const std::filesystem::path& path, const ChatRequest& conversation,
+                             std::string messages) {
+  LILY_CHECK(engine_ != nullptr, "nothing is loaded yet");
+  SessionHeader header{.kind = SessionKind::chat, .identity = identity(), .messages = std::move(messages)};
+  if (replay_) {
+    VisibleHash last = replay_->hashes_of(conversation_of(conversation).messages, conversation.tools).back();
+    if (auto ids = replay_->find(last)) {
+      header.conversation = std::move(last.digits);
+      header.replay = *std::move(ids);
+    }
+  }
+  // The state is that of the beginning which any next question shares.
+  ChatRequest next = conversation;
+  next.messages.push_back(text::Message::of("user", "?"));
+  if (engine_->save_session(prepare(next).ids, path, header)) return;
+  SessionWriter(path, std::move(header)).publish();
+}
+
+Assistant::SavedSession Assistant::load_session(const std::filesystem::path& path) {
+  LILY_CHECK(engine_ != nullptr, "nothing is loaded yet");
+  SessionReader reader(path);
+  const SessionHeader& header = reader.header();
+  const std::string name = printable(path.string(), 400);
+  if (header.kind != SessionKind::chat)
+    fail(Fault::user, "{}: is a file of the cache and no saved chat", name);
+  SavedSession session{.messages = header.messages};
+  const bool is_ours = header.identity == identity();
+  if (is_ours && replay_ && !header.conversation.empty())
+    replay_->bring_back({header.conversation}, header.replay);
+  if (!is_ours) {
+    log(LogLevel::notice,
+        "{}: was saved with another model, backend or build; the conversation is read again", name);
+  } else if (!header.tokens.empty()) {
+    try {
+      session.has_state = engine_->load_session(reader);
+    } catch (const Error& e) {
+      log(LogLevel::warning, "{}; the conversation is read again", e.what());
+    }
+  }
+  return session;
 }
 
 PreparedPrompt Assistant::prepare(const ChatRequest& request) const {

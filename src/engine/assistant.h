@@ -11,6 +11,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -18,6 +19,7 @@
 #include <vector>
 
 #include "engine/chat_request.h"
+#include "engine/disk_cache.h"
 #include "engine/engine.h"
 #include "engine/load.h"
 #include "engine/replay.h"
@@ -87,9 +89,27 @@ class Assistant {
   void set_replay(size_t max_bytes);
   size_t replay_bytes() const { return replay_ ? replay_->n_bytes() : 0; }  // that are in use
 
+  // Names the program, on whose arithmetic saved states depend.
+  void set_build(std::string build) { build_ = std::move(build); }
+  // States and answers are kept in this folder too. After set_build() and before load(); throws
+  // Error(Fault::user) for a folder that cannot be used.
+  void set_disk_cache(DiskCacheOptions options);
+  DiskCache* disk_cache() { return disk_.get(); }  // null: none
+
   // Throw Error(Fault::user) for a request that cannot be answered (ContextExceeded among them), QueueFull.
   AnswerStream start(const ChatRequest& request);
   AnswerStream start(const TextRequest& request);
+
+  // Writes a conversation whose last answer has been given, with its state if that is still remembered.
+  // `messages` is the same in the caller's own form. Throws Error(Fault::device) where the disk fails.
+  void save_session(const std::filesystem::path& path, const ChatRequest& conversation, std::string messages);
+  // What save_session() was given. The conversation then goes on as if it had never ended, if the state in
+  // the file is this model's and undamaged: has_state. Throws Error for a file that is no saved conversation.
+  struct SavedSession {
+    std::string messages;
+    bool has_state = false;
+  };
+  SavedSession load_session(const std::filesystem::path& path);
 
   // Normalised, rendered and tokenised; before load() too.
   PreparedPrompt prepare(const ChatRequest& request) const;
@@ -104,10 +124,11 @@ class Assistant {
   const LoadedModel* model() const { return model_.get(); }  // null on an executor
 
  private:
+  std::string identity() const;  // of saved sessions
   ConstraintFactory grammar_constraints() const;
   SamplingParams sampling(const SamplingOverrides& overrides) const;
 
-  std::string folder_, backend_;
+  std::string folder_, backend_, build_;
   std::unique_ptr<model::Checkpoint> checkpoint_;
   text::Tokenizer tokenizer_;
   model::Config config_;
@@ -115,6 +136,7 @@ class Assistant {
   EngineOptions options_;
   ConstraintFactory constraints_;
   std::optional<int32_t> end_of_turn_;  // the token that the template closes a turn with
+  std::unique_ptr<DiskCache> disk_;     // null: none; outlives the two below
   std::unique_ptr<ReplayBook> replay_;  // null: off
   std::unique_ptr<Engine> engine_;      // ends before what it uses
 };

@@ -212,11 +212,66 @@ backend::StepOutputs DeviceExecutor::wait() {
 
 void DeviceExecutor::copy_kv(int32_t from_block, int32_t to_block, int n_tokens) {
   LILY_CHECK(in_flight_.empty(), "a step is in flight");
-  for (int layer = 0; layer < dims_.n_layers; ++layer) {
-    if (dims_.mixer(layer) != model::Mixer::attention) continue;
+  for (const int layer : layers_with(model::Mixer::attention))
     for (const auto which : {backend::Device::Kv::k, backend::Device::Kv::v})
       device_.write_kv(which, layer, to_block, n_tokens, device_.read_kv(which, layer, from_block, n_tokens));
-  }
+}
+
+// ---- Saved sessions: a piece of the state is a delta layer's, its delta state and then its conv state.
+
+std::vector<int> DeviceExecutor::layers_with(model::Mixer mixer) const {
+  std::vector<int> layers;
+  for (int layer = 0; layer < dims_.n_layers; ++layer)
+    if (dims_.mixer(layer) == mixer) layers.push_back(layer);
+  return layers;
+}
+
+SavedLayout DeviceExecutor::saved_layout() const {
+  const int64_t delta = dims_.delta_state_bytes_per_layer() / int64_t{sizeof(float)};
+  const int64_t conv = int64_t{model::kConvTaps - 1} * dims_.conv_channels();
+  return {.state_floats = std::vector<uint32_t>(static_cast<size_t>(dims_.n_delta_layers()),
+                                                static_cast<uint32_t>(delta + conv)),
+          .kv_floats = static_cast<uint32_t>(2 * dims_.kv_width() * dims_.n_attention_layers()),
+          .kv_is_bf16 = policy_.kv == plan::FloatType::bf16};
+}
+
+std::vector<float> DeviceExecutor::read_state(backend::StateSlot slot, int piece) {
+  LILY_CHECK(in_flight_.empty(), "a step is in flight");
+  const int layer = layers_with(model::Mixer::delta)[static_cast<size_t>(piece)];
+  std::vector<float> values = device_.read_delta_state(slot, layer);
+  const std::vector<float> conv = device_.read_conv_state(slot, layer);
+  values.insert(values.end(), conv.begin(), conv.end());
+  return values;
+}
+
+void DeviceExecutor::write_state(backend::StateSlot slot, int piece, std::span<const float> values) {
+  LILY_CHECK(in_flight_.empty(), "a step is in flight");
+  const int layer = layers_with(model::Mixer::delta)[static_cast<size_t>(piece)];
+  const auto n_delta = static_cast<size_t>(dims_.delta_state_bytes_per_layer()) / sizeof(float);
+  device_.write_delta_state(slot, layer, values.first(n_delta));
+  device_.write_conv_state(slot, layer, values.subspan(n_delta));
+}
+
+std::vector<float> DeviceExecutor::read_kv(int32_t block, int n_tokens) {
+  LILY_CHECK(in_flight_.empty(), "a step is in flight");
+  std::vector<float> values;
+  values.reserve(static_cast<size_t>(n_tokens) * saved_layout().kv_floats);
+  for (const int layer : layers_with(model::Mixer::attention))
+    for (const auto which : {backend::Device::Kv::k, backend::Device::Kv::v}) {
+      const std::vector<float> part = device_.read_kv(which, layer, block, n_tokens);
+      values.insert(values.end(), part.begin(), part.end());
+    }
+  return values;
+}
+
+void DeviceExecutor::write_kv(int32_t block, int n_tokens, std::span<const float> values) {
+  LILY_CHECK(in_flight_.empty(), "a step is in flight");
+  const auto n = static_cast<size_t>(n_tokens) * static_cast<size_t>(dims_.kv_width());
+  for (const int layer : layers_with(model::Mixer::attention))
+    for (const auto which : {backend::Device::Kv::k, backend::Device::Kv::v}) {
+      device_.write_kv(which, layer, block, n_tokens, values.first(n));
+      values = values.subspan(n);
+    }
 }
 
 }  // namespace lily::engine

@@ -58,11 +58,18 @@ class DeviceExecutor final : public Executor {
   backend::StepOutputs wait() override;
   void copy_kv(int32_t from_block, int32_t to_block, int n_tokens) override;
 
+  SavedLayout saved_layout() const override;
+  std::vector<float> read_state(backend::StateSlot slot, int piece) override;
+  void write_state(backend::StateSlot slot, int piece, std::span<const float> values) override;
+  std::vector<float> read_kv(int32_t block, int n_tokens) override;
+  void write_kv(int32_t block, int n_tokens, std::span<const float> values) override;
+
   const plan::Policy& policy() const { return policy_; }
   int n_programs() const { return static_cast<int>(programs_.size()); }
 
  private:
   backend::Program& program(const plan::Shape& shape);
+  std::vector<int> layers_with(model::Mixer mixer) const;
 
   backend::Device& device_;
   const model::Dims dims_;

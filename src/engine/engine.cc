@@ -4,10 +4,13 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <functional>
+#include <future>
 #include <mutex>
 #include <thread>
 #include <utility>
 
+#include "base/error.h"
 #include "base/log.h"
 #include "engine/event_channel.h"
 #include "engine/sampler.h"
@@ -51,11 +54,11 @@ void Generation::cancel() { channel_->cancel(); }
 
 class Engine::Loop {
  public:
-  Loop(std::unique_ptr<Executor> executor, const EngineOptions& options)
+  Loop(std::unique_ptr<Executor> executor, const EngineOptions& options, DiskCache* disk)
       : options_(options),
         executor_(std::move(executor)),
         limits_(executor_->limits()),
-        scheduler_(*executor_, options),
+        scheduler_(*executor_, options, disk),
         thread_([this] { run(); }) {}
 
   ~Loop() {
@@ -97,6 +100,19 @@ class Engine::Loop {
     cleared_.wait(lock, [&] { return clears_done_ >= ticket || stopped_; });
   }
 
+  // Runs on the engine's thread, between two steps.
+  bool run_there(const std::function<bool(Scheduler&)>& task) {
+    std::packaged_task<bool()> packaged([&] { return task(scheduler_); });
+    std::future<bool> result = packaged.get_future();
+    {
+      const std::lock_guard lock(mutex_);
+      if (stopped_) fail(Fault::device, "the engine is shutting down");
+      tasks_.push_back(&packaged);
+    }
+    wake_.notify_one();
+    return result.get();
+  }
+
  private:
   void validate(const GenerateRequest& request) const {
     if (request.prompt.empty()) fail(Fault::user, "the prompt is empty; it needs at least one token");
@@ -130,11 +146,18 @@ class Engine::Loop {
     for (bool idle = false;;) {
       uint64_t clears = 0;
       std::optional<Pending> next;
+      std::deque<std::packaged_task<bool()>*> tasks;
       {
         std::unique_lock lock(mutex_);
-        if (idle)
-          wake_.wait(lock, [&] { return stopping_ || !queue_.empty() || clears_wanted_ > clears_done_; });
-        if (stopping_) break;
+        if (idle) {
+          const auto woken = [&] {
+            return stopping_ || !queue_.empty() || !tasks_.empty() || clears_wanted_ > clears_done_;
+          };
+          if (const auto until = scheduler_.next_save(Clock::now())) wake_.wait_for(lock, *until, woken);
+          else wake_.wait(lock, woken);
+        }
+        tasks.swap(tasks_);
+        if (stopping_ && tasks.empty()) break;
         clears = clears_wanted_;
         std::erase_if(queue_, [](const Pending& p) { return end_if_cancelled(p); });
         if (!queue_.empty() && scheduler_.can_admit(queue_.front().request)) {
@@ -142,6 +165,7 @@ class Engine::Loop {
           queue_.pop_front();
         }
       }
+      for (std::packaged_task<bool()>* const task : tasks) (*task)();
       const bool admitted = next.has_value();
       const std::shared_ptr<EventChannel> channel = admitted ? next->channel : nullptr;
       try {
@@ -160,11 +184,14 @@ class Engine::Loop {
       publish(clears);
     }
     scheduler_.cancel_all(Finish::cancelled, Fault::device, "the engine is shutting down");
-    const std::lock_guard lock(mutex_);
-    for (const Pending& pending : queue_) end(pending, "the engine is shutting down");
-    queue_.clear();
-    stopped_ = true;
-    cleared_.notify_all();
+    {
+      const std::lock_guard lock(mutex_);
+      for (const Pending& pending : queue_) end(pending, "the engine is shutting down");
+      queue_.clear();
+      stopped_ = true;
+      cleared_.notify_all();
+    }
+    scheduler_.save_all();
   }
 
   void publish(uint64_t clears) {
@@ -183,6 +210,7 @@ class Engine::Loop {
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable wake_, cleared_;
   std::deque<Pending> queue_;
+  std::deque<std::packaged_task<bool()>*> tasks_;  // their callers wait
   EngineStats stats_;
   uint64_t clears_wanted_ = 0, clears_done_ = 0;
   bool stopping_ = false, stopped_ = false;
@@ -190,12 +218,20 @@ class Engine::Loop {
   std::thread thread_;  // last: it uses all of the above
 };
 
-Engine::Engine(std::unique_ptr<Executor> executor, const EngineOptions& options)
-    : loop_(std::make_unique<Loop>(std::move(executor), options)) {}
+Engine::Engine(std::unique_ptr<Executor> executor, const EngineOptions& options, DiskCache* disk)
+    : loop_(std::make_unique<Loop>(std::move(executor), options, disk)) {}
 Engine::~Engine() = default;
 Generation Engine::generate(GenerateRequest request) { return loop_->enqueue(std::move(request)); }
 const Limits& Engine::limits() const { return loop_->limits(); }
 EngineStats Engine::stats() const { return loop_->stats(); }
 void Engine::clear_cache() { loop_->clear_cache(); }
+bool Engine::save_session(std::span<const int32_t> tokens, const std::filesystem::path& path,
+                          SessionHeader header) {
+  return loop_->run_there(
+      [&](Scheduler& scheduler) { return scheduler.save(tokens, path, std::move(header)); });
+}
+bool Engine::load_session(SessionReader& reader) {
+  return loop_->run_there([&](Scheduler& scheduler) { return scheduler.load(reader); });
+}
 
 }  // namespace lily::engine

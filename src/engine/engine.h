@@ -17,15 +17,20 @@
 
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <optional>
+#include <span>
 
 #include "engine/executor.h"
 #include "engine/request.h"
 
 namespace lily::engine {
 
+class DiskCache;
 class EventChannel;
+class SessionReader;
+struct SessionHeader;
 
 // The reader's end of a request. Moves, does not copy; may outlive the engine. Destroying it cancels.
 class Generation {
@@ -70,6 +75,7 @@ struct EngineStats {
   int64_t cache_misses_parted =
       0;  // of these: prompts that begin like one remembered, but no state was kept there
   int64_t cache_evictions = 0;
+  int64_t cache_disk_hits = 0;  // saved states that were brought back
   int n_free_blocks = 0, n_blocks = 0;  // KV
   int n_free_states = 0, n_states = 0;
 
@@ -80,8 +86,11 @@ struct EngineStats {
 
 class Engine {
  public:
-  explicit Engine(std::unique_ptr<Executor> executor, const EngineOptions& options = {});
-  // Requests that wait or run end with Finish::cancelled; a step in flight is waited for.
+  // With a disk cache, which outlives the engine, states are kept there too.
+  explicit Engine(std::unique_ptr<Executor> executor, const EngineOptions& options = {},
+                  DiskCache* disk = nullptr);
+  // Requests that wait or run end with Finish::cancelled; a step in flight is waited for, and what is to be
+  // saved is.
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -92,8 +101,14 @@ class Engine {
 
   const Limits& limits() const;
   EngineStats stats() const;
-  // Drops all states and KV blocks that no running request uses.
+  // Drops all states and KV blocks that no running request uses, those on the disk too.
   void clear_cache();
+  // Writes the longest state remembered that `tokens` begin with, with what the header says of the
+  // conversation; false if there is none. Waits for it; throws Error(Fault::device) where the disk fails.
+  bool save_session(std::span<const int32_t> tokens, const std::filesystem::path& path, SessionHeader header);
+  // Takes up the state of a saved session; false if there is no room for it beside what runs. Throws if it is
+  // damaged or another model's.
+  bool load_session(SessionReader& reader);
 
  private:
   class Loop;

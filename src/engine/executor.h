@@ -55,6 +55,14 @@ struct Step {
   }
 };
 
+// A state and the KV of a token as saved sessions hold them: in fp32, in pieces that a step need not wait
+// long for.
+struct SavedLayout {
+  std::vector<uint32_t> state_floats;  // of each piece of a state
+  uint32_t kv_floats = 0;              // of a token: K and V of all layers
+  bool kv_is_bf16 = false;             // every value of them is a bfloat16
+};
+
 class Executor {
  public:
   virtual ~Executor() = default;
@@ -70,6 +78,13 @@ class Executor {
 
   // Copies K and V of the first n_tokens positions of a block, in all layers. No step may be in flight.
   virtual void copy_kv(int32_t from_block, int32_t to_block, int n_tokens) = 0;
+
+  // For saved sessions; no step may be in flight. KV is that of the first n_tokens positions of a block.
+  virtual SavedLayout saved_layout() const = 0;
+  virtual std::vector<float> read_state(backend::StateSlot slot, int piece) = 0;
+  virtual void write_state(backend::StateSlot slot, int piece, std::span<const float> values) = 0;
+  virtual std::vector<float> read_kv(int32_t block, int n_tokens) = 0;
+  virtual void write_kv(int32_t block, int n_tokens, std::span<const float> values) = 0;
 };
 
 }  // namespace lily::engine

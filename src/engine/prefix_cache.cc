@@ -41,10 +41,11 @@ const Snapshot* PrefixCache::find(std::span<const int32_t> prompt, int64_t max_t
   return &entries_.front().snapshot;
 }
 
-bool PrefixCache::contains(std::span<const int32_t> tokens) const {
-  return std::any_of(entries_.begin(), entries_.end(), [&](const Entry& e) {
+const Snapshot* PrefixCache::exactly(std::span<const int32_t> tokens) const {
+  const auto at = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& e) {
     return e.snapshot.tokens.size() == tokens.size() && begins_with(tokens, e.snapshot.tokens);
   });
+  return at == entries_.end() ? nullptr : &at->snapshot;
 }
 
 std::optional<CacheMiss> PrefixCache::explain(std::span<const int32_t> prompt) const {

@@ -40,7 +40,9 @@ class PrefixCache {
   // The longest snapshot of at most max_tokens tokens that the prompt begins with, or nullptr; it counts as
   // used. Valid until the next insert or evict.
   const Snapshot* find(std::span<const int32_t> prompt, int64_t max_tokens);
-  bool contains(std::span<const int32_t> tokens) const;
+  bool contains(std::span<const int32_t> tokens) const { return exactly(tokens) != nullptr; }
+  // The snapshot of these tokens, or nullptr; it does not count as used.
+  const Snapshot* exactly(std::span<const int32_t> tokens) const;
   // Nothing where the prompt goes on from all it has in common with what is remembered, or has nothing in
   // common. Against the snapshot that agrees with it longest.
   std::optional<CacheMiss> explain(std::span<const int32_t> prompt) const;

@@ -1,6 +1,7 @@
 #include "engine/replay.h"
 
 #include <iterator>
+#include <utility>
 
 #include "base/sha256.h"
 
@@ -95,6 +96,15 @@ VisibleHash ReplayBook::hash_after(const VisibleHash& before, const text::Parsed
 void ReplayBook::remember(const VisibleHash& before, const text::ParsedOutput& answer,
                           std::vector<int32_t> ids) {
   Entry entry{before, hash_after(before, answer), ids_of(answer.calls), std::move(ids)};
+  if (store_ != nullptr) store_->keep(entry.conversation.digits, entry.ids);
+  take_up(std::move(entry));
+}
+
+void ReplayBook::bring_back(const VisibleHash& conversation, std::vector<int32_t> ids) {
+  take_up(Entry{{}, conversation, {}, std::move(ids)});
+}
+
+void ReplayBook::take_up(Entry entry) {
   if (entry.n_bytes() > max_bytes_) return;
   const std::lock_guard lock(mutex_);
   if (const auto old = by_hash_.find(entry.conversation.digits); old != by_hash_.end()) drop(old->second);
@@ -114,11 +124,17 @@ void ReplayBook::drop(Entries::iterator entry) {
 }
 
 std::optional<std::vector<int32_t>> ReplayBook::find(const VisibleHash& conversation) {
-  const std::lock_guard lock(mutex_);
-  const auto at = by_hash_.find(conversation.digits);
-  if (at == by_hash_.end()) return {};
-  entries_.splice(entries_.begin(), entries_, at->second);
-  return at->second->ids;
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto at = by_hash_.find(conversation.digits); at != by_hash_.end()) {
+      entries_.splice(entries_.begin(), entries_, at->second);
+      return at->second->ids;
+    }
+  }
+  if (store_ == nullptr) return {};
+  std::optional<std::vector<int32_t>> ids = store_->find(conversation.digits);
+  if (ids) bring_back(conversation, *ids);
+  return ids;
 }
 
 size_t ReplayBook::n_bytes() const {

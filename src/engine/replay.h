@@ -38,10 +38,20 @@ struct VisibleHash {
 // Of an id of a call. Clients may change what stands before them, such as call_ or toolu_.
 inline constexpr int kCallIdLetters = 24;
 
+// Where answers are kept beside memory; from any thread.
+class ReplayStore {
+ public:
+  virtual ~ReplayStore() = default;
+  virtual void keep(const std::string& conversation, const std::vector<int32_t>& ids) = 0;
+  virtual std::optional<std::vector<int32_t>> find(const std::string& conversation) = 0;
+};
+
 class ReplayBook {
  public:
-  // Conversations are forgotten, those not used for the longest time first, beyond so many bytes of tokens.
-  explicit ReplayBook(size_t max_bytes) : max_bytes_(max_bytes) {}
+  // Conversations are forgotten, those not used for the longest time first, beyond so many bytes of tokens;
+  // what the store still has is found there. `store` may be null; it outlives the book.
+  explicit ReplayBook(size_t max_bytes, ReplayStore* store = nullptr)
+      : max_bytes_(max_bytes), store_(store) {}
 
   // [i]: the conversation before message i; one more entry than messages. Of normalised messages. A turn that
   // is known by the ids of its calls counts as it was written.
@@ -53,6 +63,8 @@ class ReplayBook {
   // `answer` to the conversation `before`. `ids`: everything that was read and written, without the stop
   // token.
   void remember(const VisibleHash& before, const text::ParsedOutput& answer, std::vector<int32_t> ids);
+  // The same of an earlier process, which is known by what it shows alone.
+  void bring_back(const VisibleHash& conversation, std::vector<int32_t> ids);
   std::optional<std::vector<int32_t>> find(const VisibleHash& conversation);
 
   size_t n_bytes() const;
@@ -65,9 +77,11 @@ class ReplayBook {
     size_t n_bytes() const { return ids.size() * sizeof(int32_t) + calls.size(); }
   };
   using Entries = std::list<Entry>;
+  void take_up(Entry entry);
   void drop(Entries::iterator entry);
 
   const size_t max_bytes_;
+  ReplayStore* const store_;
   mutable std::mutex mutex_;
   size_t n_bytes_ = 0;
   Entries entries_;  // most recently used first

@@ -119,6 +119,7 @@ struct Usage {
   int32_t prompt_tokens = 0;
   int32_t cached_tokens = 0;      // of the prompt: not computed again
   int32_t completion_tokens = 0;  // a stop token included
+  bool from_disk = false;         // what was cached came from a saved session
 };
 
 struct Timings {

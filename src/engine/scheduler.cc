@@ -17,13 +17,15 @@ constexpr int32_t kLeastTokensBetweenStates = 64;
 
 }  // namespace
 
-Scheduler::Scheduler(Executor& executor, const EngineOptions& options)
+Scheduler::Scheduler(Executor& executor, const EngineOptions& options, DiskCache* disk)
     : executor_(executor),
       limits_(executor.limits()),
       options_(options),
       states_(limits_.n_state_slots),
       tokens_(limits_.n_token_slots),
-      blocks_(limits_.n_kv_blocks) {
+      blocks_(limits_.n_kv_blocks),
+      disk_(disk) {
+  if (disk_ != nullptr) saver_.emplace(executor_, *disk_);
   LILY_CHECK(blocks_needed(limits_.max_context) <= limits_.n_kv_blocks, "{} blocks for a context of {}",
              limits_.n_kv_blocks, limits_.max_context);
   LILY_CHECK(limits_.n_state_slots > limits_.depth, "{} state slots", limits_.n_state_slots);
@@ -71,6 +73,7 @@ void Scheduler::admit(Pending pending) {
 // At least the prompt's last token is computed: its logits are wanted.
 void Scheduler::reuse_cached(Sequence& s) {
   s.miss = cache_.explain(s.tokens);
+  if (disk_ != nullptr) fetch_saved(s);
   const Snapshot* const snapshot = cache_.find(s.tokens, s.n_prompt - 1);
   if (snapshot == nullptr) {
     ++totals_.cache_misses;
@@ -90,7 +93,7 @@ void Scheduler::reuse_cached(Sequence& s) {
     while (!flights_.empty()) complete_one();
     // With the block it is copied from, this is one more than the sequence was promised: there may be none.
     std::optional<KvBlock> copy = blocks_.take();
-    while (!copy && cache_.evict(PrefixCache::Wanted::block)) copy = blocks_.take();
+    while (!copy && make_memory(PrefixCache::Wanted::block)) copy = blocks_.take();
     if (!copy) {
       ++totals_.cache_misses;
       return;
@@ -121,18 +124,94 @@ void Scheduler::plan_states(Sequence& s) {
   if (s.request.n_stable > last && s.request.n_stable < s.n_prompt) s.keep_at.push_back(s.request.n_stable);
 }
 
+// What is being saved holds memory that nobody was promised, like the cache.
+bool Scheduler::make_memory(PrefixCache::Wanted wanted) {
+  return cache_.evict(wanted) || (saver_ && saver_->give_up());
+}
+
 KvBlock Scheduler::take_block() {
   for (;;) {
     if (auto block = blocks_.take()) return std::move(*block);
-    LILY_CHECK(cache_.evict(PrefixCache::Wanted::block), "promised KV blocks are missing");
+    LILY_CHECK(make_memory(PrefixCache::Wanted::block), "promised KV blocks are missing");
   }
 }
 
 StateHold Scheduler::take_state() {
   for (;;) {
     if (auto state = states_.take()) return std::move(*state);
-    LILY_CHECK(cache_.evict(PrefixCache::Wanted::state), "promised state slots are missing");
+    LILY_CHECK(make_memory(PrefixCache::Wanted::state), "promised state slots are missing");
   }
+}
+
+// ---- Saved sessions
+
+void Scheduler::fetch_saved(Sequence& s) {
+  const Snapshot* const known = cache_.find(s.tokens, s.n_prompt - 1);
+  const int64_t n_known = known == nullptr ? 0 : std::ssize(known->tokens);
+  // What the sequence was promised is enough for it.
+  while (auto reader = disk_->find(std::span(s.tokens), n_known, s.n_prompt - 1)) {
+    while (!flights_.empty()) complete_one();
+    try {
+      auto snapshot =
+          restore(*reader, executor_, [this] { return take_state(); }, [this] { return take_block(); });
+      s.n_from_disk = static_cast<int32_t>(snapshot.tokens.size());
+      cache_.insert(std::move(snapshot));
+      ++totals_.cache_disk_hits;
+      return;
+    } catch (const Error& e) {
+      disk_->ignore(reader->path(), e.what());
+    }
+  }
+}
+
+std::optional<Clock::duration> Scheduler::next_save(Clock::time_point now) const {
+  return saver_ ? saver_->next_due(now) : std::nullopt;
+}
+
+bool Scheduler::save_a_piece() {
+  if (!saver_ || !saver_->is_due(Clock::now(), !running_.empty())) return false;
+  while (!flights_.empty()) complete_one();
+  return saver_->advance(cache_);
+}
+
+void Scheduler::save_all() {
+  LILY_CHECK(flights_.empty(), "a step is in flight");
+  if (saver_) saver_->save_all(cache_);
+}
+
+bool Scheduler::save(std::span<const int32_t> tokens, const std::filesystem::path& path,
+                     SessionHeader header) {
+  while (!flights_.empty()) complete_one();
+  const Snapshot* const snapshot = cache_.find(tokens, std::ssize(tokens));
+  if (snapshot == nullptr) return false;
+  SessionHeader whole = header_of(*snapshot, executor_.saved_layout());
+  whole.kind = header.kind;
+  whole.identity = std::move(header.identity);
+  whole.conversation = std::move(header.conversation);
+  whole.replay = std::move(header.replay);
+  whole.messages = std::move(header.messages);
+  SessionWriter writer(path, std::move(whole));
+  write_snapshot(*snapshot, executor_, writer);
+  writer.publish();
+  return true;
+}
+
+bool Scheduler::load(SessionReader& reader) {
+  const auto n_needed = n_promised_blocks_ + blocks_needed(std::ssize(reader.header().tokens));
+  const auto n_running = static_cast<int64_t>(running_.size());
+  if (n_needed > limits_.n_kv_blocks || n_running * (limits_.depth + 1) >= limits_.n_state_slots)
+    return false;
+  if (cache_.contains(reader.header().tokens)) return true;
+  while (!flights_.empty()) complete_one();
+  cache_.insert(restore(reader, executor_, [this] { return take_state(); }, [this] { return take_block(); }));
+  return true;
+}
+
+void Scheduler::clear_cache() {
+  cache_.clear();
+  if (!saver_) return;
+  saver_->forget_all();
+  disk_->clear();
 }
 
 // ---- Steps
@@ -140,9 +219,10 @@ StateHold Scheduler::take_state() {
 bool Scheduler::advance() {
   drop_cancelled();
   release_finished();
+  const bool saved = save_a_piece();
   const bool submitted = static_cast<int>(flights_.size()) < limits_.depth && submit_one();
   if (!flights_.empty() && (!submitted || static_cast<int>(flights_.size()) >= limits_.depth)) complete_one();
-  else if (!submitted) return !running_.empty();
+  else if (!submitted) return saved || !running_.empty();
   release_finished();
   return true;
 }
@@ -401,6 +481,7 @@ void Scheduler::remember(Sequence& s, Snapshot::Kind kind) {
     const int used = std::min(kKvBlockTokens, s.n_done - i * kKvBlockTokens);
     snapshot.blocks.push_back(s.blocks[static_cast<size_t>(i)].share(used));
   }
+  if (saver_) saver_->note(snapshot);
   cache_.insert(std::move(snapshot));
 }
 
@@ -457,7 +538,7 @@ void Scheduler::check_integrity() const {
   LILY_CHECK(flights_.empty() && n_promised_blocks_ == 0, "{} steps, {} blocks promised to nobody",
              flights_.size(), n_promised_blocks_);
   LILY_CHECK(tokens_.n_free() == tokens_.n_total(), "token slots held by nobody");
-  if (cache_.size() == 0)
+  if (cache_.size() == 0 && !(saver_ && saver_->is_copying()))
     LILY_CHECK(states_.n_free() == states_.n_total() && blocks_.n_free() == blocks_.n_total(),
                "{} of {} states and {} of {} blocks free with an empty cache", states_.n_free(),
                states_.n_total(), blocks_.n_free(), blocks_.n_total());

@@ -14,6 +14,7 @@
 #pragma once
 
 #include <deque>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -25,12 +26,14 @@
 #include "engine/kv_blocks.h"
 #include "engine/prefix_cache.h"
 #include "engine/sequence.h"
+#include "engine/snapshot_saver.h"
 
 namespace lily::engine {
 
 class Scheduler {
  public:
-  Scheduler(Executor& executor, const EngineOptions& options);
+  // `disk` may be null; it outlives the scheduler.
+  Scheduler(Executor& executor, const EngineOptions& options, DiskCache* disk = nullptr);
   ~Scheduler();
 
   // Slots and blocks for this request are there; otherwise it has to wait until others are done.
@@ -41,7 +44,16 @@ class Scheduler {
   bool advance();
   // Ends everything that runs: Finish::cancelled, or Finish::error with this fault.
   void cancel_all(Finish how, Fault fault, const std::string& why);
-  void clear_cache() { cache_.clear(); }
+  void clear_cache();
+
+  // When advance() has something to save although nothing runs; nothing: not before the next request.
+  std::optional<Clock::duration> next_save(Clock::time_point now) const;
+  // Copies out everything that is to be saved: before the end.
+  void save_all();
+  // Writes the longest state remembered that `tokens` begin with. False if there is none.
+  bool save(std::span<const int32_t> tokens, const std::filesystem::path& path, SessionHeader header);
+  // Takes up a saved state. False if memory for it is not to be had; throws if it is damaged.
+  bool load(SessionReader& reader);
 
   int n_running() const { return static_cast<int>(running_.size()); }
   // Adds what this scheduler knows.
@@ -78,6 +90,10 @@ class Scheduler {
   void deliver(Sequence& sequence, Token token);
   void reuse_cached(Sequence& sequence);
   void plan_states(Sequence& sequence);
+  // Brings a longer prefix from the disk into the cache, if there is one.
+  void fetch_saved(Sequence& sequence);
+  bool save_a_piece();
+  bool make_memory(PrefixCache::Wanted wanted);
   void remember(Sequence& sequence, Snapshot::Kind kind);
   void end(Sequence& sequence, Finish how, int32_t stop_id = -1);
   void end_failed(Sequence& sequence, Fault fault, const std::string& error);
@@ -96,6 +112,8 @@ class Scheduler {
   SlotPool<backend::TokenSlot> tokens_;
   KvBlockPool blocks_;
   PrefixCache cache_;
+  DiskCache* const disk_;
+  std::optional<SnapshotSaver> saver_;  // with disk_
   std::vector<std::unique_ptr<Sequence>> running_;
   std::deque<Flight> flights_;
   Step step_;

@@ -59,7 +59,10 @@ void Sequence::finish(Finish how, int32_t stop_id, Fault fault, std::string erro
   const Clock::time_point now = Clock::now();
   const bool wrote = n_generated() > 0;
   Finished event{.finish = how, .stop_id = stop_id, .fault = fault, .error = std::move(error)};
-  event.usage = {.prompt_tokens = n_prompt, .cached_tokens = n_cached, .completion_tokens = n_generated()};
+  event.usage = {.prompt_tokens = n_prompt,
+                 .cached_tokens = n_cached,
+                 .completion_tokens = n_generated(),
+                 .from_disk = n_cached > 0 && n_from_disk == n_cached};
   event.timings.queued_ms = ms_between(arrived, started);
   event.timings.prefill_ms = ms_between(started, wrote ? first_token_at : now);
   event.timings.ttft_ms = event.timings.queued_ms + event.timings.prefill_ms;

@@ -42,6 +42,7 @@ struct Sequence {
   int32_t n_prompt;
   int32_t n_limit;  // tokens, at most
   int32_t n_cached = 0;
+  int32_t n_from_disk = 0;  // of n_cached: a saved state's
   std::optional<CacheMiss> miss;
   std::vector<int32_t> keep_at;  // places in the prompt, rising, after which its state is kept
   int32_t n_last_kept = 0;       // the newest of the prompt's states that the cache has

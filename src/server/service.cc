@@ -225,7 +225,7 @@ Json Service::count_tokens(const engine::ChatRequest& request) const {
 
 Json Service::cache() const {
   const engine::EngineStats s = assistant_.engine().stats();
-  return {{"entries", s.n_cached_states},
+  Json out = {{"entries", s.n_cached_states},
           {"hits", s.cache_hits},
           {"misses", s.cache_misses},
           {"misses_by_reason",
@@ -235,6 +235,14 @@ Json Service::cache() const {
           {"prompt_tokens", s.prompt_tokens},
           {"kv_blocks", {{"free", s.n_free_blocks}, {"total", s.n_blocks}}},
           {"state_slots", {{"free", s.n_free_states}, {"total", s.n_states}}}};
+  if (engine::DiskCache* const disk = assistant_.disk_cache()) {
+    const engine::DiskCacheStats d = disk->stats();
+    out["disk"] = {
+        {"files", d.n_files},        {"bytes", d.n_bytes},     {"max_bytes", disk->options().max_bytes},
+        {"hits", s.cache_disk_hits}, {"written", d.n_written}, {"failed", d.n_failed},
+        {"ignored", d.n_ignored}};
+  }
+  return out;
 }
 
 std::string Service::metrics() const {
@@ -266,6 +274,13 @@ std::string Service::metrics() const {
   add("cache_evictions_total", "counter", "Snapshots given up because memory was needed.", s.cache_evictions);
   add("cache_hit_ratio", "gauge", "Share of all prompt tokens so far that were not computed again.",
       s.cached_share());
+  if (engine::DiskCache* const disk = assistant_.disk_cache()) {
+    const engine::DiskCacheStats d = disk->stats();
+    add("disk_cache_hits_total", "counter", "States brought back from the disk.", s.cache_disk_hits);
+    add("disk_cache_written_total", "counter", "Files written to the disk cache.", d.n_written);
+    add("disk_cache_failed_total", "counter", "Files that could not be written.", d.n_failed);
+    add("disk_cache_bytes", "gauge", "Bytes of the disk cache.", d.n_bytes);
+  }
   add("cache_entries", "gauge", "Snapshots in the prefix cache.", s.n_cached_states);
   add("replay_bytes", "gauge", "Memory of answers that are remembered token for token.",
       assistant_.replay_bytes());

@@ -3,6 +3,7 @@
 // wrong slot, block or position cannot go unnoticed.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <condition_variable>
 #include <cstdint>
@@ -166,6 +167,37 @@ class ScriptedExecutor final : public Executor {
       target[static_cast<size_t>(i)] = kv_.at(static_cast<size_t>(from))[static_cast<size_t>(i)];
     const std::lock_guard lock(mutex_);
     ++n_copies_;
+  }
+
+  // A state is saved as its length and its tokens, KV as its tokens.
+  SavedLayout saved_layout() const override {
+    return {.state_floats = {1, static_cast<uint32_t>(limits_.max_context)}, .kv_floats = 1};
+  }
+  std::vector<float> read_state(backend::StateSlot slot, int piece) override {
+    LILY_CHECK(flights_.empty(), "a step is in flight");
+    const auto& state = states_.at(static_cast<size_t>(slot));
+    LILY_CHECK(state.has_value(), "state slot {} is undefined", static_cast<int>(slot));
+    if (piece == 0) return {static_cast<float>(state->size())};
+    std::vector<float> values(state->begin(), state->end());
+    values.resize(static_cast<size_t>(limits_.max_context));
+    return values;
+  }
+  void write_state(backend::StateSlot slot, int piece, std::span<const float> values) override {
+    LILY_CHECK(flights_.empty(), "a step is in flight");
+    auto& state = states_.at(static_cast<size_t>(slot));
+    if (piece == 0) state.emplace(static_cast<size_t>(values[0]), kPoison);
+    else std::copy_n(values.begin(), state->size(), state->begin());
+  }
+  std::vector<float> read_kv(int32_t block, int n_tokens) override {
+    LILY_CHECK(flights_.empty(), "a step is in flight");
+    const auto& from = kv_.at(static_cast<size_t>(block));
+    return {from.begin(), from.begin() + n_tokens};
+  }
+  void write_kv(int32_t block, int n_tokens, std::span<const float> values) override {
+    LILY_CHECK(flights_.empty(), "a step is in flight");
+    auto& to = kv_.at(static_cast<size_t>(block));
+    to.fill(kPoison);
+    std::copy_n(values.begin(), n_tokens, to.begin());
   }
 
  private:

@@ -131,6 +131,30 @@ TEST_F(Chat, APasteOfSeveralLinesIsOneMessage) {
   EXPECT_TRUE(fs::exists(home_ / ".cache/lily/history"));
 }
 
+TEST_F(Chat, GoesOnInAnotherProcessWhereItWasSaved) {
+  const fs::path saved = home_ / "saved.lily";
+  {
+    Terminal terminal(home_);
+    terminal.wait_for("> ");
+    terminal.type("What does the word river mean?\r");
+    terminal.wait_for("larger than a creek)");
+    terminal.wait_for("\x1b[?2004h");
+    terminal.type("/save " + saved.string() + "\r");
+    terminal.wait_for("state written");
+    terminal.type("/quit\r");
+    EXPECT_EQ(terminal.exit_code(), 0);
+  }
+  Terminal terminal(home_);
+  terminal.wait_for("> ");
+  terminal.type("/load " + saved.string() + "\r");
+  terminal.wait_for("2 messages and the model's state read");
+  terminal.type("Define instant.\r");
+  terminal.wait_for("heart to beat)");
+  EXPECT_GT(cached_of(terminal), 0);
+  terminal.type("/quit\r");
+  EXPECT_EQ(terminal.exit_code(), 0);
+}
+
 TEST_F(Chat, MistakesAreToldAndTheChatGoesOn) {
   Terminal terminal(home_);
   terminal.wait_for("> ");
