@@ -10,6 +10,7 @@
 #include "cli/answer.h"
 #include "cli/command.h"
 #include "server/http.h"
+#include "server/peer.h"
 
 namespace lily::cli {
 namespace {
@@ -26,6 +27,7 @@ struct Options {
   bool preserve_thinking = false;
   std::string replay = "on", volatile_text = "drop";
   bool log_misses = false;
+  std::vector<std::string> upstreams;  // NAME=URL
   bool quiet = false;
 };
 
@@ -53,6 +55,24 @@ void print_settings(const std::string& host, int port, const std::string& model,
              url, url, key, model, url, key, url);
 }
 
+// With their keys, which come from the environment only.
+server::UpstreamOptions upstream_options(const std::vector<std::string>& texts,
+                                         const std::string& local_model) {
+  server::UpstreamOptions options;
+  for (const std::string& text : texts) {
+    server::Upstream upstream = server::parse_upstream(text);
+    const std::string variable = server::key_variable_of(upstream.name);
+    if (upstream.name == local_model)
+      fail(Fault::user, "--upstream {}: this is the name of the model that is served here", upstream.name);
+    if (const char* key = std::getenv(variable.c_str())) upstream.key = key;
+    if (upstream.is_key_in_clear && !upstream.key.empty())
+      log(LogLevel::warning, "{} goes to {} unencrypted", variable, upstream.base);
+    options.upstreams.push_back(std::move(upstream));
+  }
+  server::check_upstreams(options.upstreams);
+  return options;
+}
+
 // The folder's name; of a model in the hub's cache (models--ORG--NAME/snapshots/COMMIT) its name there.
 std::string model_name(const std::string& folder) {
   constexpr std::string_view kPrefix = "models--";
@@ -76,6 +96,7 @@ int run(Options o) {
   std::signal(SIGTERM, on_stop);
 
   const std::string folder = find_model(o.model.model);
+  const server::UpstreamOptions upstreams = upstream_options(o.upstreams, model_name(folder));
   engine::LoadOptions load = load_options(o.model);
   load.memory.max_sequences = o.parallel;
   load.memory.budget_bytes = static_cast<int64_t>(o.memory);
@@ -113,9 +134,14 @@ int run(Options o) {
   service.emplace(assistant, server::ServiceOptions{.model_id = model_name(folder),
                                                     .preserve_thinking = o.preserve_thinking,
                                                     .keep_volatile = o.volatile_text == "keep",
-                                                    .log_misses = o.log_misses});
+                                                    .log_misses = o.log_misses,
+                                                    .upstreams = upstreams});
   http.set_service(*service);
   print_settings(o.http.host, port, service->model().id, !o.http.api_key.empty());
+  for (const server::Upstream& upstream : upstreams.upstreams)
+    fmt::print(stderr, "  model {} is answered by {}, {} {}\n", upstream.name, upstream.base,
+               upstream.key.empty() ? "without a key:" : "key from",
+               server::key_variable_of(upstream.name) + (upstream.key.empty() ? " is not set" : ""));
   while (!asked_to_stop()) std::this_thread::sleep_for(kPoll);
   fmt::print(stderr, "lily: stopping; answers that run have {} s, a second signal ends them\n",
              o.http.drain_s);
@@ -171,10 +197,18 @@ void add_serve(CLI::App& app, Action& action) {
       "--log-misses", options->log_misses,
       "Log the texts at which a prompt differs from the nearest one in the cache; without it no text of a "
       "prompt is logged");
+  command
+      ->add_option(
+          "--upstream", options->upstreams,
+          "NAME=URL: requests for the model NAME go to another engine with OpenAI's API, and those for "
+          "NAME/MODEL to its MODEL; the key is read from LILY_UPSTREAM_KEY_NAME. May be repeated")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   command->add_flag("--quiet", options->quiet, "No line for each request");
   command->footer(
       "Examples:\n  lily serve\n  lily serve -m models/lily-tiny --port 9000\n"
-      "  LILY_API_KEY=secret lily serve --host 0.0.0.0");
+      "  LILY_API_KEY=secret lily serve --host 0.0.0.0\n"
+      "  LILY_UPSTREAM_KEY_BIG=secret lily serve --upstream big=https://gpu.example.org/v1");
   command->callback([options, &action] { action = [options] { return run(*options); }; });
 }
 

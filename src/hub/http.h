@@ -1,5 +1,4 @@
-// One HTTP GET at a time. http_curl.cc is the one file that sees libcurl; http_none.cc stands for it in
-// builds without.
+// One HTTP GET at a time. http_curl.cc sees libcurl; http_none.cc stands for it in builds without.
 #pragma once
 
 #include <cstdint>

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <map>
 #include <mutex>
@@ -25,8 +26,9 @@ namespace lily::server {
 namespace {
 
 constexpr int kLoadingRetryS = 5;
-constexpr size_t kMaxLogged = 200;                                     // bytes of a path
-constexpr std::chrono::milliseconds kWatch{1000}, kWatchStopping{50};  // how often connections are looked at
+constexpr size_t kMaxLogged = 200;  // bytes of a path
+constexpr std::chrono::milliseconds kWatch{1000}, kWatchStopping{50},
+    kStopPoll{1};                                    // how often connections are looked at
 constexpr auto kFarewell = std::chrono::seconds(3);  // for answers that were given up to tell so
 
 enum class Family { openai, anthropic };
@@ -145,7 +147,6 @@ class HttpServer::Implementation {
       if (!stopped_at_) stopped_at_ = Connections::Clock::now();
     }
     changed_.notify_all();
-    http_.stop();
   }
 
  private:
@@ -155,12 +156,18 @@ class HttpServer::Implementation {
 
   // A thread of its own, until all connections have ended.
   void watch() {
+    bool is_told = false;
     std::unique_lock lock(mutex_);
     while (!has_ended_) {
-      if (stopped_at_) changed_.wait_for(lock, kWatchStopping);
+      if (stopped_at_) changed_.wait_for(lock, is_told ? kWatchStopping : kStopPoll);
       else changed_.wait_for(lock, kWatch, [this] { return has_ended_ || stopped_at_; });
       const auto stopped_at = stopped_at_;
       lock.unlock();
+      // The HTTP library forgets a stop that comes before its loop runs.
+      if (stopped_at && !is_told && http_.is_running()) {
+        http_.stop();
+        is_told = true;
+      }
       connections_.check(port_, stopped_at.has_value());
       if (stopped_at) {
         const auto late = Connections::Clock::now() - *stopped_at - std::chrono::seconds(options_.drain_s);
@@ -372,17 +379,19 @@ class HttpServer::Implementation {
           [this](const Request&, Response& response) { set_json(response, 200, service().models()); });
       routes_[prefix + "/models/{id}"] = "GET, HEAD";
       http_.Get(prefix + "/models/(.+)", guarded([this](const Request& request, Response& response) {
-                  if (request.matches[1] != service().model().id)
+                  const std::optional<Json> entry = service().model_entry(request.matches[1]);
+                  if (!entry)
                     throw ApiError(
                         404, "not_found_error", "model_not_found", "model",
                         fmt::format("there is no model of this name; {} is served", service().model().id));
-                  set_json(response, 200, service().model_entry());
+                  set_json(response, 200, *entry);
                 }));
       answers(prefix + "/chat/completions", parse_chat_completion);
       answers(prefix + "/completions", parse_text_completion);
       answers(prefix + "/messages", parse_message);
       post(prefix + "/messages/count_tokens", [this](const Request& request, Response& response) {
         const Json body = parse_json(request.body);
+        if (relayed(body, request, response)) return;
         set_json(response, 200, service().count_tokens(parse_count_tokens(body, service().model())));
       });
       add_responses(prefix + "/responses");
@@ -428,7 +437,9 @@ class HttpServer::Implementation {
   }
 
   void answer(const Parse& parse, const Request& request, Response& response) {
-    Call call = parse(parse_json(request.body), service().model());
+    const Json body = parse_json(request.body);
+    if (relayed(body, request, response)) return;
+    Call call = parse(body, service().model());
     engine::AnswerStream stream = service().start(call);
     const Peer peer = Peer::find(request.remote_addr, request.remote_port, port_);
     response.set_header("x-request-id", new_id("req_"));
@@ -460,6 +471,46 @@ class HttpServer::Implementation {
         });
   }
 
+  // Passes a request for another engine's model on to that one; false if the model is the one here.
+  bool relayed(const Json& body, const Request& request, Response& response) {
+    if (service().upstreams().empty() || !body.is_object()) return false;
+    const Json model = body.value("model", Json());
+    if (!model.is_string()) return false;
+    const auto route = service().upstreams().find(model.get_ref<const std::string&>(), service().model().id);
+    if (!route) return false;
+    const size_t query = request.target.find('?');
+    const std::shared_ptr<Relay> relay = service().upstreams().start(
+        *route, {.path = request.path,
+                 .query = query == std::string::npos ? "" : request.target.substr(query + 1),
+                 .headers = {request.headers.begin(), request.headers.end()},
+                 .body = request.body,
+                 .wants_stream = body.value("stream", Json()) == true});
+    const Peer peer = Peer::find(request.remote_addr, request.remote_port, port_);
+    const auto is_there = [peer] { return peer.is_there(); };
+    const std::optional<RelayReply> reply = relay->reply(is_there);
+    if (!reply) {
+      connections_.came_to(client_of(request), Outcome{.client_left = true});
+      return true;
+    }
+    response.status = reply->status;
+    for (const auto& [name, value] : reply->headers) response.set_header(name, value);
+    if (!reply->is_stream) {
+      response.set_content(reply->body, "application/json");
+      return true;
+    }
+    response.set_chunked_content_provider(
+        "text/event-stream",
+        [this, relay, is_there, client = client_of(request)](size_t, httplib::DataSink& sink) {
+          const auto send = [&](const std::string& bytes) { return sink.write(bytes.data(), bytes.size()); };
+          const bool is_whole = relay->stream(send, is_there);
+          connections_.came_to(client, Outcome{.client_left = relay->ended() == RelayEnd::client_left});
+          if (!is_whole) return false;
+          sink.done();
+          return true;
+        });
+    return true;
+  }
+
   Service& service() { return *service_.load(); }
 
   const HttpOptions options_;
@@ -475,10 +526,6 @@ class HttpServer::Implementation {
   std::optional<Connections::Clock::time_point> stopped_at_;
   bool has_ended_ = false;
 };
-
-bool is_loopback(const std::string& host) {
-  return host == "localhost" || host == "::1" || host.starts_with("127.");
-}
 
 HttpServer::HttpServer(HttpOptions options)
     : implementation_(std::make_unique<Implementation>(std::move(options))) {}

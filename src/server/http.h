@@ -30,9 +30,6 @@ struct HttpOptions {
   int drain_s = 30;             // for the answers that run when the server is stopped
 };
 
-// Names and addresses of this machine that no other can reach.
-bool is_loopback(const std::string& host);
-
 class HttpServer {
  public:
   explicit HttpServer(HttpOptions options);

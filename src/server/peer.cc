@@ -54,6 +54,10 @@ void each_connection(Take take) {
 
 }  // namespace
 
+bool is_loopback(const std::string& host) {
+  return host == "localhost" || host == "::1" || host == "[::1]" || host.starts_with("127.");
+}
+
 Peer Peer::find(const std::string& remote_address, int remote_port, int local_port) {
   int found = -1;
   each_connection([&](int fd) {

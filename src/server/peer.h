@@ -7,6 +7,9 @@
 
 namespace lily::server {
 
+// Names and addresses of this machine that no other can reach.
+bool is_loopback(const std::string& host);
+
 class Peer {
  public:
   // Called by the thread that serves the connection, while it does. Not found: taken to be there always.

@@ -19,6 +19,13 @@ ApiError stopping() {
   return {503, "overloaded_error", "stopping", "", "the server is stopping; the answer was given up"};
 }
 
+UpstreamOptions upstream_options(const ServiceOptions& options) {
+  UpstreamOptions out = options.upstreams;
+  out.limits.silence = options.step_timeout;
+  out.limits.keep_alive = options.keep_alive;
+  return out;
+}
+
 }  // namespace
 
 Service::Service(engine::Assistant& assistant, ServiceOptions options)
@@ -29,7 +36,8 @@ Service::Service(engine::Assistant& assistant, ServiceOptions options)
              .created = std::time(nullptr),
              .context = assistant.context(),
              .preserve_thinking = options_.preserve_thinking,
-             .keep_volatile = options_.keep_volatile} {}
+             .keep_volatile = options_.keep_volatile},
+      upstreams_(upstream_options(options_)) {}
 
 engine::AnswerStream Service::start(const Call& call) {
   if (gives_up_) throw stopping();
@@ -165,16 +173,25 @@ std::optional<Json> Service::whole(engine::AnswerStream& answer, AnswerWriter& w
   return writer.whole();
 }
 
-Json Service::model_entry() const {
-  return {{"id", model_.id},
-          {"object", "model"},
-          {"created", model_.created},
-          {"owned_by", "lily"},
-          {"max_model_len", model_.context},
-          {"context_length", model_.context}};
+std::optional<Json> Service::model_entry(const std::string& id) const {
+  Json entry = {{"id", id}, {"object", "model"}, {"created", model_.created}};
+  if (id == model_.id) {
+    entry["owned_by"] = "lily";
+    entry["max_model_len"] = entry["context_length"] = model_.context;
+    return entry;
+  }
+  // What an upstream can do is for it to say.
+  if (!upstreams_.find(id, model_.id)) return {};
+  entry["owned_by"] = "upstream";
+  return entry;
 }
 
-Json Service::models() const { return {{"object", "list"}, {"data", Json::array({model_entry()})}}; }
+Json Service::models() const {
+  Json data = Json::array({*model_entry(model_.id)});
+  for (const Upstream& upstream : upstreams_.all())
+    if (const auto entry = model_entry(upstream.name)) data.push_back(*entry);
+  return {{"object", "list"}, {"data", std::move(data)}};
+}
 
 Json Service::tokenize(const Json& json) const {
   Body body(json);
@@ -258,6 +275,7 @@ std::string Service::metrics() const {
       "lily_http_requests_total{{result=\"ok\"}} {}\nlily_http_requests_total{{result=\"refused\"}} {}\n"
       "lily_http_requests_total{{result=\"failed\"}} {}\n",
       n_ok_.load(), n_refused_.load(), n_failed_.load());
+  out += upstreams_.metrics();
   add("clients_left_total", "counter", "Answers given up because the client had gone.", n_left_.load());
   add("requests_total", "counter", "Answers begun.", s.n_requests);
   add("requests_failed_total", "counter", "Answers that ended in an error.", s.n_failed);

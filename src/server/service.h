@@ -14,6 +14,7 @@
 
 #include "engine/assistant.h"
 #include "server/dialect.h"
+#include "server/upstream.h"
 
 namespace lily::server {
 
@@ -25,6 +26,7 @@ struct ServiceOptions {
   // An answer whose model makes no step for so long has failed.
   std::chrono::milliseconds step_timeout = std::chrono::minutes(10);
   std::chrono::milliseconds keep_alive = std::chrono::seconds(5);
+  UpstreamOptions upstreams;  // with the two times above
 };
 
 // What became of a request, for the log.
@@ -41,6 +43,7 @@ class Service {
 
   const ServedModel& model() const { return model_; }
   engine::Assistant& assistant() { return assistant_; }
+  Upstreams& upstreams() { return upstreams_; }
 
   // Throws ApiError for what can be told before anything is sent.
   engine::AnswerStream start(const Call& call);
@@ -56,7 +59,7 @@ class Service {
                             Outcome& outcome);
 
   Json models() const;
-  Json model_entry() const;
+  std::optional<Json> model_entry(const std::string& id) const;
   Json tokenize(const Json& body) const;
   Json detokenize(const Json& body) const;
   Json apply_template(const Json& body) const;
@@ -80,6 +83,7 @@ class Service {
   engine::Assistant& assistant_;
   const ServiceOptions options_;
   const ServedModel model_;
+  Upstreams upstreams_;
   std::atomic<int64_t> n_ok_ = 0, n_refused_ = 0, n_failed_ = 0, n_left_ = 0;
   std::atomic<bool> gives_up_ = false;
   std::mutex ignored_mutex_;

@@ -55,6 +55,17 @@ TEST_F(Http, AnswersAsAWhole) {
             json["usage"]["total_tokens"].get<int>());
 }
 
+TEST_F(Http, StopsAlsoWhenItHasHardlyBegun) {
+  for (int i = 0; i < 50; ++i) {
+    server::HttpServer http({.port = 0, .n_threads = 1});
+    const int port = http.bind();
+    std::thread listener([&] { http.listen(); });
+    http.stop();
+    listener.join();
+    EXPECT_THROW(Connection{port}, std::runtime_error);
+  }
+}
+
 TEST_F(Http, StreamsWhatTheWholeAnswerSays) {
   start();
   const HttpReply reply = ask("POST", "/v1/chat/completions", kHelloStreamed);

@@ -1,0 +1,62 @@
+// A server that answers what a test says, byte by byte: the other engine on a bad day.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <list>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+namespace lily::test {
+
+class RawServer {
+ public:
+  // One connection with one request; closed when the handler returns.
+  class Exchange {
+   public:
+    Exchange(int fd, std::string request) : fd_(fd), request_(std::move(request)) {}
+    const std::string& request() const { return request_; }  // head and body
+    std::string body() const { return request_.substr(request_.find("\r\n\r\n") + 4); }
+    bool send(std::string_view bytes) const;
+    // True once the client has closed the connection.
+    bool is_left_within(std::chrono::milliseconds timeout = std::chrono::seconds(10)) const;
+
+   private:
+    int fd_;
+    std::string request_;
+  };
+  using Handler = std::function<void(const Exchange&)>;
+
+  explicit RawServer(Handler handler);
+  // That sends these bytes to every request.
+  explicit RawServer(std::string answer);
+  ~RawServer();
+  RawServer(const RawServer&) = delete;
+  RawServer& operator=(const RawServer&) = delete;
+
+  std::string url() const { return "http://127.0.0.1:" + std::to_string(port_) + "/v1"; }
+  std::vector<std::string> requests() const;
+
+ private:
+  void serve(int fd);
+
+  const Handler handler_;
+  int listener_ = -1, port_ = 0;
+  mutable std::mutex mutex_;
+  std::vector<std::string> requests_;
+  std::vector<int> connections_;
+  std::list<std::thread> threads_;
+  std::thread acceptor_;
+};
+
+// "HTTP/1.1 200 OK" with this type and body.
+std::string http_answer(std::string_view body, std::string_view type = "application/json",
+                        std::string_view status = "200 OK", std::string_view headers = "");
+// The head of a stream whose end is the end of the connection.
+inline constexpr const char* kStreamHead =
+    "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nConnection: close\r\n\r\n";
+
+}  // namespace lily::test
