@@ -83,10 +83,34 @@ class OpByOp {
     }
   }
 
+  // A state is a sum of products k delta^T, so the roundings of an element are those of its row (k) and of
+  // its column (delta): where a column stands out of its head, its elements' tolerances do.
+  void compare_delta_state(const plan::Op& op, const OpSize& size, const std::string& name,
+                           const std::vector<float>& x, const std::vector<float>& y) {
+    constexpr size_t kSide = model::kDeltaHeadDim;
+    LILY_CHECK(x.size() == y.size(), "states of {} and {} values", x.size(), y.size());
+    for (size_t head = 0; head < x.size(); head += kSide * kSide) {
+      const std::span<const float> all = std::span(y).subspan(head, kSide * kSide);
+      std::vector<double> column(kSide, 0.0);
+      for (size_t i = 0; i < all.size(); ++i)
+        column[i % kSide] += static_cast<double>(all[i]) * all[i] / kSide;
+      const double head_rms = root_mean_square(all);
+      for (size_t row = 0; row < kSide; ++row) {
+        const double row_rms = root_mean_square(all.subspan(row * kSide, kSide));
+        for (size_t col = 0; col < kSide; ++col) {
+          const double factor = head_rms > 0 ? std::max(1.0, std::sqrt(column[col]) / head_rms) : 1;
+          const size_t i = head + row * kSide + col;
+          note(op, name, static_cast<int64_t>(i / kSide), static_cast<int64_t>(col), x[i], y[i],
+               op_tolerance(precision_, size, row_rms * factor, y[i]));
+        }
+      }
+    }
+  }
+
   void compare_state(const plan::Op& op, const OpSize& size, const plan::Use& use, StateSlot slot) {
     if (use.resource == Resource::delta_state)
-      compare_rows(op, size, fmt::format("layers.{}.delta_state", use.layer), model::kDeltaHeadDim,
-                   a_.read_delta_state(slot, use.layer), b_.read_delta_state(slot, use.layer), {});
+      compare_delta_state(op, size, fmt::format("layers.{}.delta_state", use.layer),
+                          a_.read_delta_state(slot, use.layer), b_.read_delta_state(slot, use.layer));
     else
       compare_rows(op, size, fmt::format("layers.{}.conv_state", use.layer), plan_.dims.conv_channels(),
                    a_.read_conv_state(slot, use.layer), b_.read_conv_state(slot, use.layer), {});

@@ -31,6 +31,7 @@ constexpr std::array<Entry, kMechanisms> kEntries = {{
 
 // Long prompts in one chunk: P5's ablation. Programs refuse rows beyond the context anyway.
 constexpr int kWholePrompt = 1 << 20;
+constexpr int kFixedTileRows = 16;  // P3's ablation
 
 }  // namespace
 
@@ -46,7 +47,7 @@ std::optional<Policy> without(const Policy& policy, Mechanism mechanism) {
       p.route_on_device = false;
       break;
     case Mechanism::p3:
-      p.tile.large = p.tile.small;
+      p.tile.small = p.tile.large = kFixedTileRows;
       break;
     case Mechanism::p4:
       // Whichever scan is the default from some size on, the ablation is the other one.
@@ -68,9 +69,11 @@ std::optional<Policy> without(const Policy& policy, Mechanism mechanism) {
       p.concurrent = false;
       break;
     case Mechanism::d4:
-      for (Fusions* f : {&p.prefill, &p.decode})
+      for (Fusions* f : {&p.prefill, &p.decode}) {
+        if (f == &p.prefill && !p.unfuses_prefill) continue;
         f->gate_up = f->down_combine = f->shared_in_experts = f->qk_prepare = f->delta_norm = f->delta_mixer =
             false;
+      }
       break;
     case Mechanism::d5:
       p.coalesced_kv = false;

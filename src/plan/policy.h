@@ -74,6 +74,8 @@ struct Policy {
   FloatType kv = FloatType::bf16;
 
   Fusions prefill, decode;
+  bool unfuses_prefill =
+      true;  // D4's ablation reaches prefill; off where its kernels are not made of simple ops
 
   // Prefill.
   bool dequantise_in_gemm = true;               // P1; off: ExpandWeight before each expert projection

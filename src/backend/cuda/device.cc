@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "backend/backend.h"
+#include "backend/cuda/prefill_linear.h"
 #include "backend/cuda/program.h"
 #include "base/error.h"
 #include "base/half.h"
@@ -14,7 +15,10 @@ namespace {
 
 using namespace lily::cuda;
 
-constexpr int kMajor = 9;  // Hopper: the kernels are compiled for it alone
+// The oldest generation that runs the kernels, and the only one with warpgroup products.
+constexpr int kHopper = 9;
+constexpr int kSharedBytes =
+    227 << 10;  // what a block must be able to have: later chips of the small kind cannot
 
 int device_count() {
   int n = 0;
@@ -28,10 +32,10 @@ class CudaDevice final : public Device {
     cudaDeviceProp p{};
     check(cudaGetDeviceProperties(&p, 0), "reading the device's properties");
     info_.backend = "cuda";
-    info_.keeps_values = false;
     info_.name = fmt::format("{}, {} multiprocessors", p.name, p.multiProcessorCount);
     info_.memory_bytes = static_cast<int64_t>(p.totalGlobalMem);
     n_sms_ = p.multiProcessorCount;
+    has_wgmma_ = p.major == kHopper;
   }
 
   const DeviceInfo& info() const override { return info_; }
@@ -54,15 +58,18 @@ class CudaDevice final : public Device {
                  .attention_gate = true};
     p.decode = p.prefill;
     p.delta_blocks_from_rows = 32;
+    p.tile = {.small = kFewTileTokens, .large = kMaxTileTokens, .large_from = 25};
     p.max_chunk_rows = 4096;
-    p.matrix_unit = plan::MatrixUnit::tensor;
+    p.matrix_unit = has_wgmma_ ? plan::MatrixUnit::tensor : plan::MatrixUnit::simdgroup;
     // Grouping is part of the expert kernels here, not an op.
     p.group_experts_from_rows = std::numeric_limits<int>::max();
     p.tokens_stay_on_device = true;
     p.fixed_blocks_from_context = 0;
+    p.unfuses_prefill = false;
     p.max_decode_rows = 8;
-    for (const Mechanism m : {Mechanism::p4, Mechanism::p5, Mechanism::d2})
-      p.mechanisms.set(static_cast<size_t>(m));
+    p.mechanisms.set();
+    if (!has_wgmma_)
+      p.mechanisms.reset(static_cast<size_t>(Mechanism::p1));  // its ablation is Hopper's kernel
     return p;
   }
 
@@ -92,11 +99,7 @@ class CudaDevice final : public Device {
   }
 
   std::unique_ptr<Program> compile(plan::Plan plan) override {
-    if (plan.options.keep_values)
-      fail(Fault::user,
-           "the cuda backend does not keep the values between ops; compare it with `lily eval`, or use "
-           "--backend cpu");
-    return std::make_unique<CudaProgram>(std::move(plan), weights(), memory(), stream_, n_sms_);
+    return std::make_unique<CudaProgram>(std::move(plan), weights(), memory(), stream_, n_sms_, has_wgmma_);
   }
 
   void copy_state(StateSlot src, StateSlot dst) override {
@@ -200,6 +203,7 @@ class CudaDevice final : public Device {
   ThreadPool pool_;
   DeviceInfo info_;
   int n_sms_ = 0;
+  bool has_wgmma_ = false;
   Stream stream_;
   std::optional<Weights> weights_;
   std::optional<Memory> memory_;
@@ -214,9 +218,12 @@ std::unique_ptr<Device> make_cuda_device(const DeviceOptions& options) {
 
 bool cuda_device_present() {
   if (cuda_device::device_count() == 0) return false;
-  int major = 0;
-  return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess &&
-         major == cuda_device::kMajor;
+  const auto attribute = [](cudaDeviceAttr which) {
+    int value = 0;
+    return cudaDeviceGetAttribute(&value, which, 0) == cudaSuccess ? value : 0;
+  };
+  return attribute(cudaDevAttrComputeCapabilityMajor) >= cuda_device::kHopper &&
+         attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= cuda_device::kSharedBytes;
 }
 
 }  // namespace lily::backend

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <variant>
 
-#include "backend/cuda/kernels/attention_decode.h"
+#include "backend/cuda/kernels/attention_ablation.h"
 #include "backend/cuda/kernels/tokens.h"
 #include "backend/cuda/prefill_delta.h"
 #include "backend/cuda/prefill_routing.h"
@@ -20,7 +20,7 @@ const T* op_at(const plan::Plan& plan, int i) {
 
 // The router in front of an expert op, whose logits let the kernels choose the experts themselves.
 const plan::NormRouter* router_before(const Run& run, int i, int distance, plan::ValueId ids) {
-  if (run.exact_values() || run.chunk()) return nullptr;
+  if (run.exact_values() || run.gemm()) return nullptr;
   const auto* router = op_at<plan::NormRouter>(run.plan, i - distance);
   return router != nullptr && router->ids == ids ? router : nullptr;
 }
@@ -54,7 +54,7 @@ void gather(const Run& run, const plan::GatherRows& op) {
 
 // Launches op i; returns how many ops that did.
 int launch_op(const Run& run, int i) {
-  const bool chunk = run.chunk();
+  const bool chunk = run.chunk(), gemm = run.gemm();
   const auto refused = [](const char* kind) {
     fail(Fault::user,
          "the cuda backend has no kernel for '{}' on its own; use its default policy, or --backend cpu",
@@ -67,45 +67,65 @@ int launch_op(const Run& run, int i) {
           [&](const plan::NormLinear& op) {
             const int rows = run.rows_of(op.x);
             if (rows == 0) return 1;
-            if (chunk && op.weights.front().weight != model::Weight::lm_head)
-              return norm_linear_chunk(run, op), 1;
+            const bool head = op.weights.front().weight == model::Weight::lm_head;
+            if (gemm && !head) return norm_linear_chunk(run, op), 1;
+            if (head && !run.plan.policy.row_parallel_gemv && !run.exact_values())
+              return head_chunk(run, op), 1;
             const LinearSource x{run.data<void>(op.x), run.stride(op.x), run.is_f32(op.x),
                                  run.weights.get(op.norm).vector};
             return linear_rows(run, x, op.weights, op.y, rows), 1;
           },
           [&](const plan::LinearAdd& op) {
-            return chunk ? linear_add_chunk(run, op) : linear_add_rows(run, op), 1;
+            return gemm ? linear_add_chunk(run, op) : linear_add_rows(run, op), 1;
           },
-          [&](const plan::DeltaMixer& op) { return chunk ? delta_chunk(run, op) : delta_rows(run, op), 1; },
+          [&](const plan::DeltaMixer& op) {
+            if (chunk) return delta_chunk(run, op), 1;
+            return run.step.one_row_each() ? delta_rows(run, op) : unfused_delta_mixer(run, op), 1;
+          },
           [&](const plan::QkPrepare& op) {
             if (chunk) return qk_prepare_chunk(run, op), 1;
             const auto* attention = op_at<plan::GatedAttention>(run.plan, i + 1);
             if (attention != nullptr && attention->q == op.q && !run.exact_values())
-              return attention_rows(run, *attention, &op), 2;
+              return (attention_is_ablated(run, *attention) ? attention_ablation_rows : attention_rows)(
+                         run, *attention, &op),
+                     2;
             return qk_prepare_rows(run, op), 1;
           },
           [&](const plan::GatedAttention& op) {
-            return chunk ? attention_chunk(run, op) : attention_rows(run, op, nullptr), 1;
+            if (chunk) return attention_chunk(run, op), 1;
+            return (attention_is_ablated(run, op) ? attention_ablation_rows : attention_rows)(run, op,
+                                                                                              nullptr),
+                   1;
           },
           [&](const plan::NormRouter& op) {
-            if (chunk) return router_chunk(run, op), 1;
+            if (gemm) return router_chunk(run, op), 1;
             const auto* next = op_at<plan::ExpertsGateUp>(run.plan, i + 1);
             return router_rows(run, op,
                                next == nullptr || router_before(run, i + 1, 1, next->routing.ids) == nullptr),
                    1;
           },
           [&](const plan::ExpertsGateUp& op) {
-            return chunk ? gate_up_chunk(run, op)
-                         : gate_up_rows(run, op, router_before(run, i, 1, op.routing.ids)),
+            return gemm ? gate_up_chunk(run, op)
+                        : gate_up_rows(run, op, router_before(run, i, 1, op.routing.ids)),
                    1;
           },
           [&](const plan::ExpertsDownCombine& op) {
-            return chunk ? down_chunk(run, op) : down_rows(run, op, router_before(run, i, 2, op.routing.ids)),
+            return gemm ? down_chunk(run, op) : down_rows(run, op, router_before(run, i, 2, op.routing.ids)),
                    1;
           },
           [&](const plan::GreedyToken& op) { return choose_token(run, op.logits, op.token, false), 1; },
           [&](const plan::SampleToken& op) { return choose_token(run, op.logits, op.token, true), 1; },
           [&](const plan::TopCandidates& op) { return choose_candidates(run, op), 1; },
+          [&](const plan::Linear& op) { return unfused(run, op), 1; },
+          [&](const plan::SwiGlu& op) { return unfused(run, op), 1; },
+          [&](const plan::ExpertsLinear& op) { return unfused(run, op), 1; },
+          [&](const plan::ExpertsCombine& op) { return unfused(run, op), 1; },
+          [&](const plan::ShortConv& op) { return unfused(run, op), 1; },
+          [&](const plan::DeltaPrepare& op) { return unfused(run, op), 1; },
+          [&](const plan::DeltaRule& op) { return unfused(run, op), 1; },
+          [&](const plan::GatedNorm& op) { return unfused(run, op), 1; },
+          [&](const plan::HeadNormRope& op) { return unfused(run, op), 1; },
+          [&](const plan::KvAppend& op) { return unfused(run, op), 1; },
           [&](const auto&) { return refused(plan::kind_name(run.plan.ops[static_cast<size_t>(i)])), 1; },
       },
       run.plan.ops[static_cast<size_t>(i)]);
@@ -118,7 +138,10 @@ Extra::Extra(const plan::Plan& plan) {
   const auto rows = static_cast<size_t>(plan.shape.rows),
              outputs = static_cast<size_t>(std::max(plan.shape.outputs, 1));
   const int attention_rows = std::min(plan.shape.rows, kAttentionRows);
-  attention_partial = DeviceMemory(attention_partial_floats(attention_rows, d.n_q_heads) * 4);
+  attention_partial =
+      DeviceMemory(std::max(attention_partial_floats(attention_rows, d.n_q_heads),
+                            attention_ablation_partial_floats(std::min(plan.shape.rows, 8), d.n_q_heads)) *
+                   4);
   attention_counters = DeviceMemory(static_cast<size_t>(attention_rows * d.n_q_heads) * 4);
   check(cudaMemset(attention_counters.get(), 0, attention_counters.n_bytes()), "clearing counters");
   if (plan.shape.ending != plan::Ending::none && plan.shape.ending != plan::Ending::logits) {
@@ -128,7 +151,16 @@ Extra::Extra(const plan::Plan& plan) {
     if (plan.shape.ending == plan::Ending::sampled)
       sample_weights = DeviceMemory(outputs * static_cast<size_t>(d.vocab) * 8);
   }
-  if (plan.shape.phase == plan::Phase::decode) return;
+  if (plan.options.keep_values) {
+    const auto keys = static_cast<size_t>(d.key_width()), heads = static_cast<size_t>(d.n_value_heads);
+    mixed = DeviceMemory(rows * static_cast<size_t>(d.conv_channels()) * 2);
+    delta_q = DeviceMemory(rows * keys * 4);
+    delta_k = DeviceMemory(rows * keys * 4);
+    delta_g = DeviceMemory(rows * heads * 4);
+    delta_beta = DeviceMemory(rows * heads * 4);
+    delta_o = DeviceMemory(rows * static_cast<size_t>(d.value_width()) * 4);
+  }
+  if (plan.shape.phase == plan::Phase::decode && plan.policy.row_parallel_gemv) return;
   const auto hidden = static_cast<size_t>(d.hidden), listed = 9 * rows;
   normed = DeviceMemory(rows * hidden * 2);
   expert_act = DeviceMemory(listed * static_cast<size_t>(d.expert_width) * 2);
@@ -137,11 +169,21 @@ Extra::Extra(const plan::Plan& plan) {
   token_of_row = DeviceMemory(listed * 4);
   row_weight = DeviceMemory(listed * 4);
   row_of_choice = DeviceMemory(8 * rows * 4);
-  tiles =
-      DeviceMemory(static_cast<size_t>(max_expert_tiles(plan.shape.rows, d.n_experts)) * sizeof(ExpertTile));
+  n_tiles_bound = max_expert_tiles(plan.shape.rows, d.n_experts, plan.policy.tile.small);
+  tiles = DeviceMemory(static_cast<size_t>(n_tiles_bound) * sizeof(ExpertTile));
   n_tiles = DeviceMemory(4);
   shared_weight = DeviceMemory(rows * 4);
+  if (!plan.policy.dequantise_in_gemm)  // gate and up of one layer, the shared expert's included
+    expanded = DeviceMemory(2 * static_cast<size_t>(d.n_experts + 1) * static_cast<size_t>(d.expert_width) *
+                            hidden * 2);
+  if (!plan.policy.route_on_device)
+    host_groups = PinnedMemory(host_group_bytes(plan.shape.rows, n_tiles_bound));
   delta = DeviceMemory(delta_scratch_bytes(plan.shape.rows, d.n_key_heads, d.n_value_heads));
+}
+
+int tile_rows(const plan::Policy& policy, const model::Dims& dims, int n_rows) {
+  const plan::TileRows& tile = policy.tile;  // by the mean load of an expert
+  return n_rows * model::kExpertsPerToken < tile.large_from * dims.n_experts ? tile.small : tile.large;
 }
 
 void launch_ops(const Run& run, int first, int last) {

@@ -1,7 +1,8 @@
 // From ops to kernel launches: one exhaustive switch (lower.cc) over what a step's rows call for. Decode
 // rows, one a sequence and at most 8, take the kernels of kernels/*_decode.h; chunks of a prompt those of
 // prefill_*.h. Where values must be what the plan says (diff and tests), chunks take the decode kernels too,
-// 8 rows at a time: slower, and every value is written.
+// 8 rows at a time, and the mixer's simple ops: slower, and every value is written. What a mechanism's
+// ablation takes instead is in lower_ablation.cc.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +15,8 @@
 
 namespace lily::cuda {
 
+struct GroupArgs;
+
 // Scratch beyond the plan's values, sized for the plan's bounds.
 struct Extra {
   explicit Extra(const plan::Plan& plan);
@@ -25,6 +28,11 @@ struct Extra {
   DeviceMemory expert_act, expert_y;  // [9 rows, width], [9 rows, hidden] bf16
   DeviceMemory expert_rows, token_of_row, row_weight, row_of_choice, tiles, n_tiles, shared_weight;
   DeviceMemory delta;  // blocks of the delta rule
+  // Ablations and kept values only.
+  DeviceMemory mixed, delta_q, delta_k, delta_g, delta_beta, delta_o;  // between the simple ops of a mixer
+  DeviceMemory expanded;                                               // P1
+  PinnedMemory host_groups;                                            // P2
+  int n_tiles_bound = 0;
 };
 
 struct Run {
@@ -36,11 +44,14 @@ struct Run {
   std::byte* arena;
   cudaStream_t stream;
   int n_sms;
-  bool alone;  // ops run one by one (run_ops): none may leave work to its neighbour
+  bool has_wgmma;  // the chip is a Hopper
+  bool alone;      // ops run one by one (run_ops): none may leave work to its neighbour
 
   bool exact_values() const { return alone || plan.options.keep_values; }
   bool decode_rows() const { return step.n_rows() <= 8 && step.one_row_each(); }
   bool chunk() const { return !decode_rows() && !exact_values(); }
+  // Products take the GEMM kernels: chunks, and with D1 off single rows as well.
+  bool gemm() const { return chunk() || (!plan.policy.row_parallel_gemv && !exact_values()); }
   int rows_of(plan::ValueId value) const {
     return plan.value(value).rows == plan::RowSpace::outputs ? step.n_outputs() : step.n_rows();
   }
@@ -85,5 +96,30 @@ void attention_chunk(const Run& run, const plan::GatedAttention& op);
 void router_chunk(const Run& run, const plan::NormRouter& op);
 void gate_up_chunk(const Run& run, const plan::ExpertsGateUp& op);
 void down_chunk(const Run& run, const plan::ExpertsDownCombine& op);
+
+// Rows that an expert's tile may have in this step (P3).
+int tile_rows(const plan::Policy& policy, const model::Dims& dims, int n_rows);
+
+// ---- lower_ablation.cc
+// D1: the head's logits by the GEMM.
+void head_chunk(const Run& run, const plan::NormLinear& op);
+// P2: group_by_expert_prefill on the host, which waits for the choice.
+void group_on_host(const Run& run, const GroupArgs& args);
+size_t host_group_bytes(int n_rows, int n_tiles_bound);
+// D5, D6, D7; `prepare` as for attention_rows.
+bool attention_is_ablated(const Run& run, const plan::GatedAttention& op);
+void attention_ablation_rows(const Run& run, const plan::GatedAttention& op, const plan::QkPrepare* prepare);
+// D4: one kernel an op. DeltaMixer as the four ops that it stands for.
+void unfused_delta_mixer(const Run& run, const plan::DeltaMixer& op);
+void unfused(const Run& run, const plan::Linear& op);
+void unfused(const Run& run, const plan::SwiGlu& op);
+void unfused(const Run& run, const plan::ExpertsLinear& op);
+void unfused(const Run& run, const plan::ExpertsCombine& op);
+void unfused(const Run& run, const plan::ShortConv& op);
+void unfused(const Run& run, const plan::DeltaPrepare& op);
+void unfused(const Run& run, const plan::DeltaRule& op);
+void unfused(const Run& run, const plan::GatedNorm& op);
+void unfused(const Run& run, const plan::HeadNormRope& op);
+void unfused(const Run& run, const plan::KvAppend& op);
 
 }  // namespace lily::cuda

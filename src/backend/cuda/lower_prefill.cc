@@ -3,11 +3,13 @@
 #include <algorithm>
 
 #include "backend/cuda/kernels/linear_decode.h"
+#include "backend/cuda/kernels/prefill_expand.h"
 #include "backend/cuda/lower.h"
 #include "backend/cuda/prefill_attention.h"
 #include "backend/cuda/prefill_delta.h"
 #include "backend/cuda/prefill_linear.h"
 #include "backend/cuda/prefill_routing.h"
+#include "pack/mma_q4.h"
 
 namespace lily::cuda {
 namespace {
@@ -33,6 +35,34 @@ void narrow_linear(const Run& run, const DeviceWeight& w, const uint16_t* x, uin
   }
 }
 
+ProductUnit product_unit(const Run& run) {
+  const plan::MatrixUnit unit = run.plan.policy.matrix_unit;
+  if (unit == plan::MatrixUnit::vector) return ProductUnit::fma;
+  return unit == plan::MatrixUnit::tensor && run.has_wgmma ? ProductUnit::wgmma : ProductUnit::mma;
+}
+
+// An expert weight and its shared companion as the GEMM reads them: in place, or (P1 off) expanded behind
+// what `used` counts.
+struct ExpertWeights {
+  const std::byte *routed, *shared;
+};
+ExpertWeights expert_weights(const Run& run, model::WeightId routed, model::WeightId shared, size_t* used) {
+  const DeviceWeight &w = run.weights.get(routed), &s = run.weights.get(shared);
+  if (run.plan.policy.dequantise_in_gemm) return {w.records, s.records};
+  const auto expand = [&](const DeviceWeight& weight) {
+    const int64_t n =
+        weight.n_matrices * static_cast<int64_t>(pack::mma_q4::packed_bytes(static_cast<int>(weight.out),
+                                                                            static_cast<int>(weight.in)) /
+                                                 pack::mma_q4::kRecordBytes);
+    std::byte* to = run.extra.expanded.get(*used);
+    expand_q4_prefill({weight.records, n, to}, run.stream);
+    *used += static_cast<size_t>(n) * kExpandedRecordBytes;
+    return to;
+  };
+  const std::byte* expanded = expand(w);
+  return {expanded, expand(s)};
+}
+
 Q8Matrix q8(const DeviceWeight& w) { return {reinterpret_cast<const uint8_t*>(w.codes), w.scales, w.biases}; }
 
 }  // namespace
@@ -47,6 +77,7 @@ void norm_linear_chunk(const Run& run, const plan::NormLinear& op) {
   a.n_tokens = rows;
   a.n_cols = run.plan.dims.hidden;
   a.output = LinearOutput::bf16;
+  a.unit = product_unit(run);
   int64_t col = 0;
   for (const model::WeightId id : op.weights) {
     const DeviceWeight& w = run.weights.get(id);
@@ -69,6 +100,7 @@ void linear_add_chunk(const Run& run, const plan::LinearAdd& op) {
   a.segments[0] = {w.records, static_cast<int>(w.out), run.data<float>(op.residual_out), w.out};
   a.output = LinearOutput::residual;
   a.residual = run.data<float>(op.residual_in);
+  a.unit = product_unit(run);
   linear_q4_prefill(a, run.n_sms, run.stream);
 }
 
@@ -140,7 +172,8 @@ void attention_chunk(const Run& run, const plan::GatedAttention& op) {
     a.q_gate_stride = a.kv_stride = stride;
     a.q = run.data<uint16_t>(op.q) + seg.first_row * run.stride(op.q);
     a.y = run.data<uint16_t>(op.y) + seg.first_row * run.stride(op.y);
-    attention_prefill(a, run.stream);
+    const bool warpgroups = run.has_wgmma && run.plan.policy.matrix_unit != plan::MatrixUnit::simdgroup;
+    (warpgroups ? attention_prefill : attention_mma_prefill)(a, run.stream);
   }
 }
 
@@ -172,8 +205,9 @@ void router_chunk(const Run& run, const plan::NormRouter& op) {
   g.row_of_choice = run.extra.row_of_choice.get<int32_t>();
   g.tiles = run.extra.tiles.get<ExpertTile>();
   g.n_tiles = run.extra.n_tiles.get<int32_t>();
-  g.tile_rows = expert_tile_rows(g.n_tokens, d.n_experts);
-  group_by_expert_prefill(g, run.stream);
+  g.tile_rows = tile_rows(run.plan.policy, d, g.n_tokens);
+  if (run.plan.policy.route_on_device) group_by_expert_prefill(g, run.stream);
+  else group_on_host(run, g);
 }
 
 void gate_up_chunk(const Run& run, const plan::ExpertsGateUp& op) {
@@ -185,14 +219,21 @@ void gate_up_chunk(const Run& run, const plan::ExpertsGateUp& op) {
   a.x = run.data<uint16_t>(op.x);
   a.token_of_row = run.extra.token_of_row.get<int32_t>();
   a.row_weight = run.extra.row_weight.get<float>();
-  a.weights = run.weights.get({Weight::expert_gate, op.layer}).records;
-  a.weights_up = run.weights.get({Weight::expert_up, op.layer}).records;
-  a.shared = run.weights.get({Weight::shared_gate_proj, op.layer}).records;
-  a.shared_up = run.weights.get({Weight::shared_up_proj, op.layer}).records;
+  size_t used = 0;
+  const auto [gate, shared_gate] =
+      expert_weights(run, {Weight::expert_gate, op.layer}, {Weight::shared_gate_proj, op.layer}, &used);
+  const auto [up, shared_up] =
+      expert_weights(run, {Weight::expert_up, op.layer}, {Weight::shared_up_proj, op.layer}, &used);
+  a.weights = gate;
+  a.weights_up = up;
+  a.shared = shared_gate;
+  a.shared_up = shared_up;
+  a.unit = product_unit(run);
+  a.expanded = !run.plan.policy.dequantise_in_gemm;
   a.n_rows = d.expert_width;
   a.n_cols = d.hidden;
   a.out = run.extra.expert_act.get<uint16_t>();
-  a.tile_rows = expert_tile_rows(run.step.n_rows(), d.n_experts);
+  a.tile_rows = tile_rows(run.plan.policy, d, run.step.n_rows());
   experts_gate_up_q4_prefill(a, run.n_sms, run.stream);
 }
 
@@ -203,12 +244,17 @@ void down_chunk(const Run& run, const plan::ExpertsDownCombine& op) {
   a.n_tiles = run.extra.n_tiles.get<int32_t>();
   a.n_experts = d.n_experts;
   a.x = run.extra.expert_act.get<uint16_t>();
-  a.weights = run.weights.get({Weight::expert_down, op.layer}).records;
-  a.shared = run.weights.get({Weight::shared_down_proj, op.layer}).records;
+  size_t used = 0;
+  const auto [down, shared_down] =
+      expert_weights(run, {Weight::expert_down, op.layer}, {Weight::shared_down_proj, op.layer}, &used);
+  a.weights = down;
+  a.shared = shared_down;
+  a.unit = product_unit(run);
+  a.expanded = !run.plan.policy.dequantise_in_gemm;
   a.n_rows = d.hidden;
   a.n_cols = d.expert_width;
   a.out = run.extra.expert_y.get<uint16_t>();
-  a.tile_rows = expert_tile_rows(run.step.n_rows(), d.n_experts);
+  a.tile_rows = tile_rows(run.plan.policy, d, run.step.n_rows());
   experts_down_q4_prefill(a, run.n_sms, run.stream);
   CombineArgs c{};
   c.y = a.out;

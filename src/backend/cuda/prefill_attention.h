@@ -32,6 +32,8 @@ struct AttentionArgs {
 };
 void qk_prepare_prefill(const AttentionArgs& args, cudaStream_t stream);
 void attention_prefill(const AttentionArgs& args, cudaStream_t stream);
+// The same by mma.sync, for chips without warpgroup products.
+void attention_mma_prefill(const AttentionArgs& args, cudaStream_t stream);
 
 // rope[t][i] = cos and sin of (position + t) * theta^(-i / 32), reduced in double.
 void rope_table_prefill(float2* rope, int n_tokens, int position, double theta, cudaStream_t stream);

@@ -17,6 +17,7 @@ namespace lily::cuda {
 
 inline constexpr int kMaxTileTokens = 128;
 inline constexpr int kFewTileTokens = 32;
+inline constexpr int kLeastTileTokens = 16;
 
 // Most rows of an expert's tile: 32 while experts have about that many, 128 above.
 constexpr int expert_tile_rows(int n_tokens, int n_experts) {
@@ -38,6 +39,9 @@ struct LinearSegment {
   int64_t out_stride;  // elements from one token to the next
 };
 
+// What multiplies: warpgroup products (Hopper), mma.sync (any chip), or vector arithmetic (P6's ablation).
+enum class ProductUnit { wgmma, mma, fma };
+
 enum class LinearOutput {
   bf16,      // out = y
   residual,  // out = bf16(y) + residual, both fp32
@@ -55,6 +59,7 @@ struct LinearArgs {
   LinearSegment segments[kMaxSegments];
   LinearOutput output;
   const float* residual;  // [n_tokens, out_stride of the segment]; may be the output itself
+  ProductUnit unit = ProductUnit::wgmma;
 };
 void linear_q4_prefill(const LinearArgs& args, int n_multiprocessors, cudaStream_t stream);
 
@@ -81,6 +86,8 @@ struct ExpertArgs {
   int n_cols;                      // hidden (gate_up) or width (down)
   uint16_t* out;                   // act [rows, width], or y [rows, hidden]
   int tile_rows = kMaxTileTokens;  // most rows of a tile: as given to group_by_expert_prefill
+  ProductUnit unit = ProductUnit::wgmma;
+  bool expanded = false;  // weights are expand_q4_prefill's (P1's ablation, wgmma only)
 };
 void experts_gate_up_q4_prefill(const ExpertArgs& args, int n_multiprocessors, cudaStream_t stream);
 void experts_down_q4_prefill(const ExpertArgs& args, int n_multiprocessors, cudaStream_t stream);

@@ -37,10 +37,11 @@ struct RouterArgs {
 };
 void router_q8_prefill(const RouterArgs& args, cudaStream_t stream);
 
-// Largest number of tiles that up to n_tokens can need, for sizing `tiles`.
-constexpr int max_expert_tiles(int n_tokens, int n_experts) {
-  const int with_few = n_tokens < 3 * n_experts ? n_tokens : 3 * n_experts;  // expert_tile_rows
-  const int few = (kRouted + 1) * with_few / kFewTileTokens, many = (kRouted + 1) * n_tokens / kMaxTileTokens;
+// Largest number of tiles that up to n_tokens can need, for sizing `tiles`; tiles of few rows have
+// `few_rows`.
+constexpr int max_expert_tiles(int n_tokens, int n_experts, int few_rows = kFewTileTokens) {
+  const int with_few = n_tokens < 3 * n_experts || few_rows < kFewTileTokens ? n_tokens : 3 * n_experts;
+  const int few = (kRouted + 1) * with_few / few_rows, many = (kRouted + 1) * n_tokens / kMaxTileTokens;
   return n_experts + 1 + (few > many ? few : many) + 1;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <variant>
 
+#include "backend/cuda/graph_ablation.h"
 #include "base/error.h"
 #include "base/half.h"
 
@@ -30,12 +31,13 @@ size_t output_bytes(const plan::Plan& plan) {
 }  // namespace
 
 CudaProgram::CudaProgram(plan::Plan plan, const Weights& weights, const Memory& memory, const Stream& stream,
-                         int n_sms)
+                         int n_sms, bool has_wgmma)
     : plan_(std::move(plan)),
       weights_(weights),
       memory_(memory),
       stream_(stream),
       n_sms_(n_sms),
+      has_wgmma_(has_wgmma),
       extra_(plan_),
       arena_(static_cast<size_t>(plan_.scratch_bytes) + 256) {
   LILY_CHECK(plan_.policy.activation == plan::FloatType::bf16 &&
@@ -54,7 +56,8 @@ CudaProgram::~CudaProgram() {
 }
 
 Run CudaProgram::run_of(const Slot& slot, bool alone) const {
-  return {plan_, weights_, memory_, slot.step, extra_, arena_.get(), stream_.get(), n_sms_, alone};
+  return {plan_,        weights_,      memory_, slot.step,  extra_,
+          arena_.get(), stream_.get(), n_sms_,  has_wgmma_, alone};
 }
 
 void CudaProgram::launch(Slot& slot) {
@@ -77,6 +80,7 @@ void CudaProgram::launch(Slot& slot) {
       throw;
     }
     check(cudaStreamEndCapture(stream_.get(), &captured), "capturing a step");
+    if (!plan_.policy.concurrent) remove_overlap(captured);
     const cudaError_t status = cudaGraphInstantiate(&graph, captured, 0);
     cudaGraphDestroy(captured);
     check(status, "making a graph of a step");

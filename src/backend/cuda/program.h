@@ -17,7 +17,8 @@ namespace lily::cuda {
 class CudaProgram final : public backend::Program {
  public:
   // All references outlive the program.
-  CudaProgram(plan::Plan plan, const Weights& weights, const Memory& memory, const Stream& stream, int n_sms);
+  CudaProgram(plan::Plan plan, const Weights& weights, const Memory& memory, const Stream& stream, int n_sms,
+              bool has_wgmma);
   ~CudaProgram() override;
 
   const plan::Plan& plan() const override { return plan_; }
@@ -48,6 +49,7 @@ class CudaProgram final : public backend::Program {
   const Stream& stream_;
   Stream copies_;
   const int n_sms_;
+  const bool has_wgmma_;
   Extra extra_;
   DeviceMemory arena_;
   std::array<std::unique_ptr<Slot>, 2> slots_;

@@ -2,6 +2,7 @@
 
 #include <memory>
 
+#include "backend/cuda/kernels/prefill_expand.h"
 #include "tests/backend/cuda_prefill/support.h"
 
 namespace lily::cuda::test {
@@ -37,6 +38,10 @@ struct Shape {
   std::vector<int> outputs;
 };
 
+const char* unit_name(ProductUnit unit) {
+  return unit == ProductUnit::wgmma ? "wgmma" : unit == ProductUnit::mma ? "mma" : "fma";
+}
+
 class Linear : public ::testing::TestWithParam<Shape> {};
 
 TEST_P(Linear, WritesEverySegmentInEveryForm) {
@@ -46,7 +51,15 @@ TEST_P(Linear, WritesEverySegmentInEveryForm) {
   const DeviceArray<uint16_t> device_x(x);
   std::vector<Matrix> matrices;
   for (int n : shape.outputs) matrices.emplace_back(random, n, shape.n_cols);
-  for (const LinearOutput output : {LinearOutput::bf16, LinearOutput::residual, LinearOutput::floats}) {
+  for (const auto& [unit, output] : {std::pair{ProductUnit::wgmma, LinearOutput::bf16},
+                                     {ProductUnit::wgmma, LinearOutput::residual},
+                                     {ProductUnit::wgmma, LinearOutput::floats},
+                                     {ProductUnit::mma, LinearOutput::bf16},
+                                     {ProductUnit::mma, LinearOutput::residual},
+                                     {ProductUnit::mma, LinearOutput::floats},
+                                     {ProductUnit::fma, LinearOutput::bf16},
+                                     {ProductUnit::fma, LinearOutput::residual},
+                                     {ProductUnit::fma, LinearOutput::floats}}) {
     LinearArgs args{device_x.get(), shape.n_tokens, shape.n_cols, static_cast<int>(shape.outputs.size()), {},
                     output,         nullptr};
     std::vector<std::unique_ptr<DeviceArray<std::byte>>> packed;
@@ -61,6 +74,7 @@ TEST_P(Linear, WritesEverySegmentInEveryForm) {
     residual = values(random.normals(static_cast<size_t>(shape.n_tokens) * shape.outputs[0]));
     const DeviceArray<float> device_residual(residual);
     args.residual = device_residual.get();
+    args.unit = unit;
     if (output == LinearOutput::residual) args.n_segments = 1;
     linear_q4_prefill(args, kMultiprocessors, nullptr);
     finish();
@@ -78,7 +92,7 @@ TEST_P(Linear, WritesEverySegmentInEveryForm) {
           want.y[i] += residual[i];
         }
       expect_close(got, want.y, output == LinearOutput::bf16 ? kBf16Epsilon : kFloatEpsilon, want.error,
-                   shape.outputs[s], "linear");
+                   shape.outputs[s], unit_name(unit));
     }
     const auto first = out[0]->download();
     linear_q4_prefill(args, kMultiprocessors, nullptr);
@@ -109,11 +123,39 @@ struct Load {
 };
 class Experts : public ::testing::TestWithParam<Load> {};
 
-void gate_up_then_down(const Load& load, int tile_rows);
-TEST_P(Experts, GateUpThenDownInLargeTiles) { gate_up_then_down(GetParam(), kMaxTileTokens); }
-TEST_P(Experts, GateUpThenDownInSmallTiles) { gate_up_then_down(GetParam(), kFewTileTokens); }
+struct Variant {
+  int tile_rows = kMaxTileTokens;
+  ProductUnit unit = ProductUnit::wgmma;
+  bool expanded = false;
+};
+void gate_up_then_down(const Load& load, const Variant& variant);
+TEST_P(Experts, GateUpThenDownInLargeTiles) { gate_up_then_down(GetParam(), {}); }
+TEST_P(Experts, GateUpThenDownInSmallTiles) { gate_up_then_down(GetParam(), {kFewTileTokens}); }
+TEST_P(Experts, GateUpThenDownInFixedTiles) { gate_up_then_down(GetParam(), {kLeastTileTokens}); }
+TEST_P(Experts, GateUpThenDownByMmaSync) {
+  gate_up_then_down(GetParam(), {kMaxTileTokens, ProductUnit::mma});
+}
+TEST_P(Experts, GateUpThenDownInVectorArithmetic) {
+  gate_up_then_down(GetParam(), {kMaxTileTokens, ProductUnit::fma});
+}
+TEST_P(Experts, GateUpThenDownFromExpandedWeights) {
+  gate_up_then_down(GetParam(), {kMaxTileTokens, ProductUnit::wgmma, true});
+  gate_up_then_down(GetParam(), {kFewTileTokens, ProductUnit::wgmma, true});
+}
 
-void gate_up_then_down(const Load& load, int tile_rows) {
+// Weights as the variant's kernels read them.
+DeviceArray<std::byte> resident(const std::vector<std::byte>& packed, bool expanded) {
+  DeviceArray<std::byte> records(packed);
+  if (!expanded) return records;
+  const auto n = static_cast<int64_t>(packed.size()) / pack::mma_q4::kRecordBytes;
+  DeviceArray<std::byte> operands(static_cast<size_t>(n) * kExpandedRecordBytes);
+  expand_q4_prefill({records.get(), n, operands.get()}, nullptr);
+  finish();
+  return operands;
+}
+
+void gate_up_then_down(const Load& load, const Variant& variant) {
+  const int tile_rows = variant.tile_rows;
   Random random(5 + static_cast<uint64_t>(load.n_tokens));
   const auto x = random.normals(static_cast<size_t>(load.n_tokens) * load.hidden);
   std::vector<ExpertTile> tiles;
@@ -144,18 +186,21 @@ void gate_up_then_down(const Load& load, int tile_rows) {
     packed[1].insert(packed[1].end(), up.back().packed.begin(), up.back().packed.end());
     packed[2].insert(packed[2].end(), down.back().packed.begin(), down.back().packed.end());
   }
-  const DeviceArray<std::byte> device_gate(packed[0]), device_up(packed[1]), device_down(packed[2]);
+  const auto device_gate = resident(packed[0], variant.expanded),
+             device_up = resident(packed[1], variant.expanded),
+             device_down = resident(packed[2], variant.expanded);
   const DeviceArray<uint16_t> device_x(x);
   const DeviceArray<int32_t> device_tokens(tokens),
       n_tiles(std::vector<int32_t>{static_cast<int32_t>(tiles.size())});
   const DeviceArray<float> device_weight(weight);
   const DeviceArray<ExpertTile> device_tiles(tiles);
   DeviceArray<uint16_t> act(n_rows * load.width), y(n_rows * load.hidden);
-  const size_t stride = gate[0].packed.size(), last = stride * load.n_experts;
+  const size_t stride = device_gate.size() / (static_cast<size_t>(load.n_experts) + 1),
+               last = stride * load.n_experts;
   experts_gate_up_q4_prefill(
       {device_tiles.get(), n_tiles.get(), load.n_experts, device_x.get(), device_tokens.get(),
        device_weight.get(), device_gate.get(), device_up.get(), device_gate.get() + last,
-       device_up.get() + last, load.width, load.hidden, act.get(), tile_rows},
+       device_up.get() + last, load.width, load.hidden, act.get(), tile_rows, variant.unit, variant.expanded},
       kMultiprocessors, nullptr);
   finish();
   const auto act_bits = act.download();
@@ -175,11 +220,10 @@ void gate_up_then_down(const Load& load, int tile_rows) {
                       1e-5 * std::abs(want.back()) + 1e-30);
     }
   expect_close(values(act_bits), want, kBf16Epsilon, error, load.width, "gate_up");
-  experts_down_q4_prefill(
-      {device_tiles.get(), n_tiles.get(), load.n_experts, act.get(), nullptr, nullptr, device_down.get(),
-       nullptr, device_down.get() + down[0].packed.size() * load.n_experts, nullptr, load.hidden, load.width,
-       y.get(), tile_rows},
-      kMultiprocessors, nullptr);
+  experts_down_q4_prefill({device_tiles.get(), n_tiles.get(), load.n_experts, act.get(), nullptr, nullptr,
+                           device_down.get(), nullptr, device_down.get() + last, nullptr, load.hidden,
+                           load.width, y.get(), tile_rows, variant.unit, variant.expanded},
+                          kMultiprocessors, nullptr);
   finish();
   want.clear(), error.clear();
   for (size_t r = 0; r < n_rows; ++r)

@@ -25,7 +25,9 @@ template <typename Params>
 void launch(void (*kernel)(Params), const Params& params, const LaunchShape& shape, cudaStream_t stream) {
 #ifdef LILY_CUDA_EMULATED
   static_cast<void>(stream);
-  emulated::run_grid(shape.grid, shape.threads, shape.cluster, shape.shared_bytes, [&] { kernel(params); });
+  // By value: a captured launch runs later.
+  emulated::run_grid(shape.grid, shape.threads, shape.cluster, shape.shared_bytes,
+                     [kernel, params] { kernel(params); });
 #else
   if (shape.shared_bytes > (48u << 10))
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,

@@ -18,7 +18,7 @@
 // and SM.
 #include "backend/cuda/kernels/kv_address.h"
 #include "backend/cuda/kernels/launch.h"
-#include "backend/cuda/kernels/prefill_ops.h"
+#include "backend/cuda/kernels/prefill_attention_rows.h"
 #include "backend/cuda/prefill_attention.h"
 
 namespace lily::cuda {
@@ -35,8 +35,7 @@ constexpr uint32_t kTileBytes = 4 * kQuarterBytes;
 constexpr uint32_t kQQuarterBytes = kRows * 128;
 constexpr uint32_t kQBytes = 4 * kQQuarterBytes;
 constexpr uint32_t kSharedBytes = kQBytes + kBuffers * kTileBytes + 128 + 1024;
-constexpr float kScale = 1.4426950408889634f / 16.0f;  // log2(e) / sqrt(256)
-constexpr int kTurnBarrier = 2;                        // and 3: warpgroup 0's and 1's turn
+constexpr int kTurnBarrier = 2;  // and 3: warpgroup 0's and 1's turn
 
 struct Ring {
   uint32_t base, full, empty;
@@ -135,55 +134,9 @@ __device__ __forceinline__ void issue_outputs(float (&o)[128], const uint32_t (&
   wgmma_commit();
 }
 
-struct RowState {
-  float maximum[2], sum[2];  // of rows g and g + 8 of the warp; sum of this lane's columns
-};
-
-// Scores become probabilities relative to the new maximum; factor is what older sums and outputs shrink by.
-__device__ __forceinline__ void soften(float (&s)[32], RowState& state, float (&factor)[2], int first_key,
-                                       const int (&last_key)[2], bool masked) {
-  const int t = static_cast<int>(lane_id()) % 4;
-  if (masked) {
-#pragma unroll
-    for (int i = 0; i < 32; ++i)
-      if (first_key + i / 4 * 8 + 2 * t + i % 2 > last_key[i / 2 % 2]) s[i] = -INFINITY;
-  }
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float top = state.maximum[half];
-#pragma unroll
-    for (int j = 0; j < 8; ++j) top = fmaxf(top, fmaxf(s[4 * j + 2 * half], s[4 * j + 2 * half + 1]));
-    top = fmaxf(top, shuffle_xor(top, 1));
-    top = fmaxf(top, shuffle_xor(top, 2));
-    factor[half] = exp2_fast((state.maximum[half] - top) * kScale);
-    state.maximum[half] = top;
-    const float offset = top * kScale;
-    float sum = 0;
-#pragma unroll
-    for (int j = 0; j < 8; ++j)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float& x = s[4 * j + 2 * half + e];
-        x = exp2_fast(fmaf(x, kScale, -offset));
-        sum += x;
-      }
-    state.sum[half] = fmaf(state.sum[half], factor[half], sum);
-  }
-}
-
-__device__ __forceinline__ void to_operand(uint32_t (&probabilities)[4][4], const float (&s)[32]) {
-#pragma unroll
-  for (int step = 0; step < 4; ++step)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {  // register i: row half i % 2, key half i / 2
-      const int at = 8 * step + i / 2 * 4 + i % 2 * 2;
-      probabilities[step][i] = bf16_pair(s[at], s[at + 1]);
-    }
-}
-
 __device__ __forceinline__ void consume(const AttentionArgs& p, const Tile& tile, Ring ring, uint32_t q,
                                         uint32_t q_full) {
-  const int lane = static_cast<int>(lane_id()), g = lane / 4, t = lane % 4;
+  const int lane = static_cast<int>(lane_id());
   const int group = static_cast<int>(threadIdx.x) / 128, warp = static_cast<int>(threadIdx.x) % 128 / 32;
   const uint32_t own_q = q + static_cast<uint32_t>(group) * kKvBlock * 128u;
   // Rows g and g + 8 of a warp are the same head of neighbouring tokens.
@@ -244,41 +197,8 @@ __device__ __forceinline__ void consume(const AttentionArgs& p, const Tile& tile
 #pragma unroll
   for (int i = 0; i < 128; ++i) pin(o[i]);
 
-  // Through this warp's own rows of Q's place to memory, with the gate.
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float sum = state.sum[half];
-    sum += shuffle_xor(sum, 1);
-    sum += shuffle_xor(sum, 2);
-    factor[half] = 1.0f / sum;
-  }
-  const int own_row = 64 * group + 16 * warp;
-  warp_sync();
-#pragma unroll
-  for (int j = 0; j < 32; ++j)
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-      *reinterpret_cast<uint32_t*>(shared_at(
-          swizzled(q + static_cast<uint32_t>(j / 8) * kQQuarterBytes, own_row + g + 8 * half, j % 8) +
-          4u * static_cast<uint32_t>(t))) =
-          bf16_pair(o[4 * j + 2 * half] * factor[half], o[4 * j + 2 * half + 1] * factor[half]);
-  warp_sync();
-  for (int i = 0; i < 16; ++i) {
-    const int row = own_row + i, row_token = row / kQueryGroup;
-    if (row_token >= tile.n_tokens) break;
-    const int64_t at = tile.first_token + row_token;
-    const int head = tile.kv_head * kQueryGroup + row % kQueryGroup;
-    float x[8], gate[8];
-    unpack8(*reinterpret_cast<const uint4*>(
-                shared_at(swizzled(q + static_cast<uint32_t>(lane / 8) * kQQuarterBytes, row, lane % 8))),
-            x);
-    unpack8(
-        reinterpret_cast<const uint4*>(p.q_gate + at * p.q_gate_stride + (2 * head + 1) * kHeadCols)[lane],
-        gate);
-#pragma unroll
-    for (int e = 0; e < 8; ++e) x[e] *= sigmoid(gate[e]);
-    reinterpret_cast<uint4*>(p.y + (at * p.n_q_heads + head) * kHeadCols)[lane] = pack8(x);
-  }
+  store_rows(p, tile.kv_head, tile.first_token, tile.n_tokens, q, kQQuarterBytes, 64 * group + 16 * warp, o,
+             state);
 }
 
 __global__ void __launch_bounds__(kThreads, 1) attention_kernel(const __grid_constant__ AttentionArgs p) {

@@ -2,6 +2,7 @@
 
 #include <cstdio>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #if !defined(__x86_64__)
@@ -73,6 +74,7 @@ struct Machine {
   const std::function<void()>* body = nullptr;
 };
 Machine machine;
+Graph* captured = nullptr;
 
 void switch_to(Context& from, size_t next) {
   machine.running = next;
@@ -179,8 +181,15 @@ void send(void* shared, const void* value, unsigned bytes, uint64_t barrier) {
   progress();
 }
 
+void begin_capture() { captured = new Graph; }
+Graph* end_capture() { return std::exchange(captured, nullptr); }
+
 void run_grid(dim3 grid, unsigned threads, unsigned cluster, size_t shared_bytes,
               const std::function<void()>& body) {
+  if (captured != nullptr) {
+    captured->push_back([=] { run_grid(grid, threads, cluster, shared_bytes, body); });
+    return;
+  }
   Machine& m = machine;
   const unsigned n_warps = (threads + 31) / 32;
   m.grid = grid;

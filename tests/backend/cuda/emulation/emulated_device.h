@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <vector>
 
 #define __global__
 #define __device__
@@ -89,9 +90,13 @@ void wait(uint64_t barrier, unsigned parity);
 // A store to a block's shared memory that counts as copied bytes at its barrier.
 void send(void* shared, const void* value, unsigned bytes, uint64_t barrier);
 
-// Runs body once for every thread of the grid, clusters one after another.
+// Runs body once for every thread of the grid, clusters one after another. While a graph is being captured
+// it is kept for later instead.
 void run_grid(dim3 grid, unsigned threads, unsigned cluster, size_t shared_bytes,
               const std::function<void()>& body);
+using Graph = std::vector<std::function<void()>>;
+void begin_capture();
+Graph* end_capture();
 
 }  // namespace lily::cuda::emulated
 
