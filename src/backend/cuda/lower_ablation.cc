@@ -50,7 +50,9 @@ void copy(T* to, const T* from, int64_t n, cudaMemcpyKind kind, cudaStream_t str
 
 }  // namespace
 
-size_t host_group_bytes(int n_rows, int n_tiles_bound) { return HostGroups(nullptr, n_rows, n_tiles_bound).n_bytes; }
+size_t host_group_bytes(int n_rows, int n_tiles_bound) {
+  return HostGroups(nullptr, n_rows, n_tiles_bound).n_bytes;
+}
 
 void group_on_host(const Run& run, const GroupArgs& args) {
   const int n = args.n_tokens, n_experts = args.n_experts;
@@ -77,9 +79,8 @@ void group_on_host(const Run& run, const GroupArgs& args) {
   }
   std::vector<int> order(rows.size());
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
-    return rows[static_cast<size_t>(a)] > rows[static_cast<size_t>(b)];
-  });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int a, int b) { return rows[static_cast<size_t>(a)] > rows[static_cast<size_t>(b)]; });
   int n_tiles = 0;
   for (const int e : order) {
     const int n_rows = rows[static_cast<size_t>(e)], parts = (n_rows + args.tile_rows - 1) / args.tile_rows;
@@ -117,7 +118,8 @@ void head_chunk(const Run& run, const plan::NormLinear& op) {
 
 bool attention_is_ablated(const Run& run, const plan::GatedAttention& op) {
   const plan::Policy& p = run.plan.policy;
-  return run.decode_rows() && (!p.coalesced_kv || !p.pack_query_heads || op.path == plan::AttentionPath::general);
+  return run.decode_rows() &&
+         (!p.coalesced_kv || !p.pack_query_heads || op.path == plan::AttentionPath::general);
 }
 
 void attention_ablation_rows(const Run& run, const plan::GatedAttention& op, const plan::QkPrepare* prepare) {
@@ -213,8 +215,8 @@ struct DeltaPlaces {
   float *q, *k, *g, *beta;
 };
 
-void delta_prepare(const Run& run, int layer, const uint16_t* mixed, int64_t mixed_stride, const plan::View& b,
-                   const plan::View& a, const DeltaPlaces& to) {
+void delta_prepare(const Run& run, int layer, const uint16_t* mixed, int64_t mixed_stride,
+                   const plan::View& b, const plan::View& a, const DeltaPlaces& to) {
   DeltaPrepareRows p;
   p.mixed = mixed;
   p.mixed_stride = mixed_stride;
@@ -232,7 +234,8 @@ void delta_prepare(const Run& run, int layer, const uint16_t* mixed, int64_t mix
   launch_delta_prepare_rows(p, run.stream);
 }
 
-void delta_rule(const Run& run, int layer, const DeltaPlaces& from, const uint16_t* v, int64_t v_stride, float* o) {
+void delta_rule(const Run& run, int layer, const DeltaPlaces& from, const uint16_t* v, int64_t v_stride,
+                float* o) {
   DeltaRuleRows p;
   p.q = from.q;
   p.k = from.k;
@@ -283,8 +286,9 @@ void unfused(const Run& run, const plan::ShortConv& op) {
 void unfused(const Run& run, const plan::DeltaPrepare& op) {
   LILY_CHECK(op.q_in.value == op.k_in.value && op.k_in.first_col == op.q_in.first_col + op.q_in.n_cols,
              "keys stand behind queries");
-  delta_prepare(run, op.layer, run.bf16(op.q_in), run.stride(op.q_in.value), op.b, op.a,
-                {run.data<float>(op.q), run.data<float>(op.k), run.data<float>(op.g), run.data<float>(op.beta)});
+  delta_prepare(
+      run, op.layer, run.bf16(op.q_in), run.stride(op.q_in.value), op.b, op.a,
+      {run.data<float>(op.q), run.data<float>(op.k), run.data<float>(op.g), run.data<float>(op.beta)});
 }
 
 void unfused(const Run& run, const plan::DeltaRule& op) {

@@ -52,8 +52,8 @@ class CudaBackend : public ::testing::Test {
     return t;
   }
   void expect_no_difference(const plan::Policy& policy, plan::Phase phase, int n_tokens) {
-    const engine::DiffReport report =
-        engine::diff(*devices_->cuda, *devices_->reference, dims(), policy, tokens(n_tokens), {.phase = phase});
+    const engine::DiffReport report = engine::diff(*devices_->cuda, *devices_->reference, dims(), policy,
+                                                   tokens(n_tokens), {.phase = phase});
     EXPECT_FALSE(report.first) << report.first->line();
     EXPECT_GT(report.n_values, 100000);
     if (report.worst) RecordProperty("worst", report.worst->line());
@@ -62,7 +62,8 @@ class CudaBackend : public ::testing::Test {
   // Logits after a chunk, and after two steps of one token.
   std::vector<std::vector<float>> logits(const plan::Policy& policy) {
     Device& device = *devices_->cuda;
-    device.reserve({.n_state_slots = 2, .n_kv_blocks = 4, .n_token_slots = 2, .max_rows = kChunkTokens}, policy);
+    device.reserve({.n_state_slots = 2, .n_kv_blocks = 4, .n_token_slots = 2, .max_rows = kChunkTokens},
+                   policy);
     const std::vector<int32_t> all = tokens(kChunkTokens + 2), blocks = {2, 0, 3, 1};
     std::vector<std::vector<float>> result;
     const auto step = [&](Program& program, int position, int n_rows) {
@@ -71,11 +72,12 @@ class CudaBackend : public ::testing::Test {
                             .src = position == 0 ? kNoState : StateSlot{0},
                             .dst = StateSlot{0}};
       const std::vector<int32_t> outputs = {n_rows - 1};
-      program.submit({.tokens = std::span(all).subspan(static_cast<size_t>(position), static_cast<size_t>(n_rows)),
-                      .segments = std::span(&segment, 1),
-                      .block_table = blocks,
-                      .output_rows = outputs,
-                      .n_tokens = dims().vocab - 7});
+      program.submit(
+          {.tokens = std::span(all).subspan(static_cast<size_t>(position), static_cast<size_t>(n_rows)),
+           .segments = std::span(&segment, 1),
+           .block_table = blocks,
+           .output_rows = outputs,
+           .n_tokens = dims().vocab - 7});
       const StepOutputs out = program.wait();
       result.emplace_back(out.logits.begin(), out.logits.end());
     };
@@ -145,17 +147,18 @@ class CudaAblation : public CudaBackend, public ::testing::WithParamInterface<Me
 
 TEST_P(CudaAblation, GivesTheDefaultsLogits) {
   const auto changed = plan::without(policy(), GetParam());
-  if (!changed && policy().matrix_unit == plan::MatrixUnit::simdgroup) GTEST_SKIP() << "an ablation of Hopper's kernels";
+  if (!changed && policy().matrix_unit == plan::MatrixUnit::simdgroup)
+    GTEST_SKIP() << "an ablation of Hopper's kernels";
   ASSERT_TRUE(changed) << "every mechanism has its ablation on this backend";
   expect_the_defaults_logits(*changed);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Mechanisms, CudaAblation,
-    ::testing::Values(Mechanism::p1, Mechanism::p2, Mechanism::p3, Mechanism::p4, Mechanism::p5, Mechanism::p6,
-                      Mechanism::d1, Mechanism::d2, Mechanism::d3, Mechanism::d4, Mechanism::d5, Mechanism::d6,
-                      Mechanism::d7),
-    [](const auto& tested) { return std::string(plan::name(tested.param)); });
+INSTANTIATE_TEST_SUITE_P(Mechanisms, CudaAblation,
+                         ::testing::Values(Mechanism::p1, Mechanism::p2, Mechanism::p3, Mechanism::p4,
+                                           Mechanism::p5, Mechanism::p6, Mechanism::d1, Mechanism::d2,
+                                           Mechanism::d3, Mechanism::d4, Mechanism::d5, Mechanism::d6,
+                                           Mechanism::d7),
+                         [](const auto& tested) { return std::string(plan::name(tested.param)); });
 
 }  // namespace
 }  // namespace lily::backend

@@ -5,8 +5,8 @@
 //   packed:    a block has the 8 query heads of a KV head. Without: one head, so that keys and values are
 //              read 8 times.
 //   split:     the cache is cut so that some 128 blocks share it. Without: one block walks all of it.
-// Grid: [KV heads x heads apart x splits, rows], 8 warps. Partial results meet in the last block to arrive, in
-// the order of the splits. Bound by KV bytes.
+// Grid: [KV heads x heads apart x splits, rows], 8 warps. Partial results meet in the last block to arrive,
+// in the order of the splits. Bound by KV bytes.
 #include "backend/cuda/kernels/attention_ablation.h"
 
 #include "backend/cuda/kernels/kv_address.h"
@@ -47,7 +47,8 @@ __global__ void __launch_bounds__(kThreads, 1) attention_ablation(Params params)
   constexpr int kHeads = kPacked ? kGroup : 1, kApart = kGroup / kHeads;
   const int row = static_cast<int>(blockIdx.y), thread = static_cast<int>(threadIdx.x), warp = thread / 32;
   const int lane = static_cast<int>(lane_id()), g = lane / 4, t = lane % 4;
-  const int split = static_cast<int>(blockIdx.x) % params.n_splits, unit = static_cast<int>(blockIdx.x) / params.n_splits;
+  const int split = static_cast<int>(blockIdx.x) % params.n_splits,
+            unit = static_cast<int>(blockIdx.x) / params.n_splits;
   const int kv_head = unit / kApart, first_head = kv_head * kGroup + unit % kApart * kHeads;
   const int position = p.step.positions[row], n_keys = position + 1;
   const int32_t* table = p.step.block_table + p.step.table_first[row];
@@ -68,19 +69,22 @@ __global__ void __launch_bounds__(kThreads, 1) attention_ablation(Params params)
       q = norm_and_rotate(p.q_gate + at + static_cast<size_t>(head) * 2 * kHeadCols, p.q_norm, p.epsilon,
                           p.step.rope + row * 32);
     else
-      q = load_l2(reinterpret_cast<const uint4*>(p.q + (static_cast<size_t>(row) * static_cast<size_t>(p.n_q_heads) +
-                                                        static_cast<size_t>(head)) *
-                                                           kHeadCols) +
-                  lane);
+      q = load_l2(
+          reinterpret_cast<const uint4*>(p.q + (static_cast<size_t>(row) * static_cast<size_t>(p.n_q_heads) +
+                                                static_cast<size_t>(head)) *
+                                                   kHeadCols) +
+          lane);
     const auto scaled = [](uint32_t w) { return bf16_pair(bf16_low(w) * 0.0625f, bf16_high(w) * 0.0625f); };
-    reinterpret_cast<uint4*>(s->q[warp])[lane] = make_uint4(scaled(q.x), scaled(q.y), scaled(q.z), scaled(q.w));
+    reinterpret_cast<uint4*>(s->q[warp])[lane] =
+        make_uint4(scaled(q.x), scaled(q.y), scaled(q.z), scaled(q.w));
   }
   if (p.prepare && warp == kWarps - 1 && split == n_splits - 1) {
     const size_t to = kv_offset(table, p.cache.n_kv_heads, kv_head, position);
     const size_t from = at + static_cast<size_t>(kv_head) * kHeadCols;
     reinterpret_cast<uint4*>(p.cache.k + to)[lane] =
         norm_and_rotate(p.k + from, p.k_norm, p.epsilon, p.step.rope + row * 32);
-    reinterpret_cast<uint4*>(p.cache.v + to)[lane] = load_l2(reinterpret_cast<const uint4*>(p.v + from) + lane);
+    reinterpret_cast<uint4*>(p.cache.v + to)[lane] =
+        load_l2(reinterpret_cast<const uint4*>(p.v + from) + lane);
   }
   block_sync();
 
@@ -209,7 +213,8 @@ __global__ void __launch_bounds__(kThreads, 1) attention_ablation(Params params)
     float y = x / all;
     if (p.gate)
       y *= sigmoid(bf16_value(p.q_gate[at + static_cast<size_t>(head * 2 * kHeadCols + kHeadCols + thread)]));
-    p.y[(static_cast<size_t>(row) * static_cast<size_t>(p.n_q_heads) + static_cast<size_t>(head)) * kHeadCols +
+    p.y[(static_cast<size_t>(row) * static_cast<size_t>(p.n_q_heads) + static_cast<size_t>(head)) *
+            kHeadCols +
         static_cast<size_t>(thread)] = static_cast<uint16_t>(bf16_bits(y));
   }
 }
@@ -225,8 +230,11 @@ void launch_attention_ablation(const AttentionAblation& p, cudaStream_t stream) 
       static_cast<unsigned>(sizeof(Shared))};
   const Params params{p.attention, n_splits};
   if (p.coalesced)
-    launch(p.packed ? attention_ablation<true, true> : attention_ablation<true, false>, params, shape, stream);
-  else launch(p.packed ? attention_ablation<false, true> : attention_ablation<false, false>, params, shape, stream);
+    launch(p.packed ? attention_ablation<true, true> : attention_ablation<true, false>, params, shape,
+           stream);
+  else
+    launch(p.packed ? attention_ablation<false, true> : attention_ablation<false, false>, params, shape,
+           stream);
 }
 
 }  // namespace lily::cuda

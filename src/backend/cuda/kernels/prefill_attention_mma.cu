@@ -1,10 +1,10 @@
-// Causal attention with a prefix by mma.sync (prefill_attention.h has the formula), for chips without warpgroup
-// products; slower than prefill_attention.cu where both run.
+// Causal attention with a prefix by mma.sync (prefill_attention.h has the formula), for chips without
+// warpgroup products; slower than prefill_attention.cu where both run.
 //
-// A block of 4 warps takes 8 tokens x the 8 query heads of one KV head: 64 rows, 16 a warp. Keys and values come in
-// blocks of 64 positions into one place each; the next keys are fetched under the output product, the next values
-// under the scores. Softmax in base 2 with the running maximum, fp32. Bound by the matrix rate of mma.sync and the
-// copies' latency.
+// A block of 4 warps takes 8 tokens x the 8 query heads of one KV head: 64 rows, 16 a warp. Keys and values
+// come in blocks of 64 positions into one place each; the next keys are fetched under the output product, the
+// next values under the scores. Softmax in base 2 with the running maximum, fp32. Bound by the matrix rate of
+// mma.sync and the copies' latency.
 #include "backend/cuda/kernels/kv_address.h"
 #include "backend/cuda/kernels/launch.h"
 #include "backend/cuda/kernels/prefill_attention_rows.h"
@@ -21,8 +21,8 @@ constexpr uint32_t kSharedBytes = 3 * kImageBytes;
 static_assert(kRows == 64 && kKvBlock == 64);
 
 // One block of the cache into an image; positions from n_keys on become zeros.
-__device__ __forceinline__ void fetch_block(const AttentionArgs& p, const uint16_t* cache, int kv_head, int block,
-                                            int n_keys, uint32_t image) {
+__device__ __forceinline__ void fetch_block(const AttentionArgs& p, const uint16_t* cache, int kv_head,
+                                            int block, int n_keys, uint32_t image) {
   const uint16_t* from = cache + kv_offset(p.block_table, p.cache.n_kv_heads, kv_head, block * kKvBlock);
   const int piece = static_cast<int>(threadIdx.x) % 32;
   for (int row = static_cast<int>(threadIdx.x) / 32; row < kKvBlock; row += static_cast<int>(kThreads) / 32)
@@ -64,7 +64,8 @@ __global__ void __launch_bounds__(kThreads) attention_mma_kernel(const __grid_co
 #pragma unroll
       for (int pair = 0; pair < 4; ++pair) {
         uint32_t b[4];
-        load_matrices(b, swizzled(k + quarter, 16 * pair + lane % 8 + lane / 16 * 8, 2 * (step % 4) + lane / 8 % 2));
+        load_matrices(
+            b, swizzled(k + quarter, 16 * pair + lane % 8 + lane / 16 * 8, 2 * (step % 4) + lane / 8 % 2));
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           float(&acc)[4] = *reinterpret_cast<float(*)[4]>(&s[8 * pair + 4 * half]);
@@ -108,7 +109,8 @@ void attention_mma_prefill(const AttentionArgs& args, cudaStream_t stream) {
   require(args.n_tokens > 0 && args.n_q_heads == kQueryGroup * args.cache.n_kv_heads,
           "attention: 8 query heads a KV head");
   const int tiles = (args.n_tokens + kTileTokens - 1) / kTileTokens * args.cache.n_kv_heads;
-  launch(attention_mma_kernel, args, LaunchShape{dim3(static_cast<unsigned>(tiles)), kThreads, kSharedBytes}, stream);
+  launch(attention_mma_kernel, args, LaunchShape{dim3(static_cast<unsigned>(tiles)), kThreads, kSharedBytes},
+         stream);
 }
 
 }  // namespace lily::cuda

@@ -1,5 +1,5 @@
-// What both attention kernels of prefill do with the 16 rows of a warp (row = 8 token + head): softmax of a block of
-// 64 keys in accumulator order, and the way out.
+// What both attention kernels of prefill do with the 16 rows of a warp (row = 8 token + head): softmax of a
+// block of 64 keys in accumulator order, and the way out.
 #pragma once
 
 #include "backend/cuda/kernels/prefill_ops.h"
@@ -55,11 +55,11 @@ __device__ __forceinline__ void to_operand(uint32_t (&probabilities)[4][4], cons
     }
 }
 
-// Outputs of the warp's rows through their own places of Q (image quarters of quarter_bytes) to memory, with the
-// gate.
+// Outputs of the warp's rows through their own places of Q (image quarters of quarter_bytes) to memory, with
+// the gate.
 __device__ __forceinline__ void store_rows(const AttentionArgs& p, int kv_head, int first_token, int n_tokens,
-                                           uint32_t q, uint32_t quarter_bytes, int own_row, const float (&o)[128],
-                                           const RowState& state) {
+                                           uint32_t q, uint32_t quarter_bytes, int own_row,
+                                           const float (&o)[128], const RowState& state) {
   const int lane = static_cast<int>(lane_id()), g = lane / 4, t = lane % 4;
   float factor[2];
 #pragma unroll

@@ -1,6 +1,6 @@
-// P1 off: the weights of the experts as bf16 in memory. A pass of its own writes every record as its A fragments
-// (2,048 bytes instead of 576), and the kernel of prefill_linear_kernel.h reads those back. Bound by bytes: 1.6 GB
-// a layer written, and read by each tile of rows.
+// P1 off: the weights of the experts as bf16 in memory. A pass of its own writes every record as its A
+// fragments (2,048 bytes instead of 576), and the kernel of prefill_linear_kernel.h reads those back. Bound
+// by bytes: 1.6 GB a layer written, and read by each tile of rows.
 #include "backend/cuda/kernels/prefill_expand.h"
 #include "backend/cuda/kernels/prefill_linear_kernel.h"
 
@@ -20,7 +20,8 @@ __global__ void __launch_bounds__(kExpandThreads) expand_q4_kernel(const __grid_
   const uint4 codes = reinterpret_cast<const uint4*>(record)[lane];
   uint32_t scale[2], bias[2];
   spread_scales(reinterpret_cast<const uint2*>(record + q4::kCodeBytes)[lane / 4], scale, bias);
-  auto* to = reinterpret_cast<uint4*>(reinterpret_cast<unsigned char*>(p.expanded) + index * kExpandedBytes) + lane;
+  auto* to =
+      reinterpret_cast<uint4*>(reinterpret_cast<unsigned char*>(p.expanded) + index * kExpandedBytes) + lane;
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
     uint32_t a[4];
@@ -40,8 +41,10 @@ void start(const ProductParams& p, int n_blocks, cudaStream_t stream) {
 
 void expand_q4_prefill(const ExpandQ4& p, cudaStream_t stream) {
   constexpr int64_t kPerBlock = kExpandThreads / 32;
-  launch(expand_q4_kernel, p,
-         LaunchShape{dim3(static_cast<unsigned>((p.n_records + kPerBlock - 1) / kPerBlock)), kExpandThreads, 0}, stream);
+  launch(
+      expand_q4_kernel, p,
+      LaunchShape{dim3(static_cast<unsigned>((p.n_records + kPerBlock - 1) / kPerBlock)), kExpandThreads, 0},
+      stream);
 }
 
 void launch_products_expanded(const ProductParams& p, Epilogue epilogue, int n_blocks, cudaStream_t stream) {

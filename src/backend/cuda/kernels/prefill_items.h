@@ -71,8 +71,8 @@ __device__ __forceinline__ Item find_item(const ProductParams& p, int index, int
   if (p.n_segments == 0) {
     const ExpertTile tile = p.tiles[index / blocks_per_expert];
     const LinearSegment& s = p.segments[0];
-    const size_t bytes = static_cast<size_t>((s.n_rows + 15) / 16) *
-                         static_cast<size_t>(p.n_cols / q4::kGroup) * kRecordBytes;
+    const size_t bytes =
+        static_cast<size_t>((s.n_rows + 15) / 16) * static_cast<size_t>(p.n_cols / q4::kGroup) * kRecordBytes;
     const bool is_shared = tile.expert == p.n_experts;
     item.weights = is_shared ? p.shared : p.weights + static_cast<size_t>(tile.expert) * bytes;
     item.weights_up = is_shared ? p.shared_up : p.weights_up + static_cast<size_t>(tile.expert) * bytes;
@@ -116,7 +116,8 @@ __device__ __forceinline__ uint32_t word_of(const uint4& v, int i) {
 
 // Where one value of a product goes.
 template <Epilogue kEpilogue>
-__device__ __forceinline__ void store_one(const ProductParams& p, const Item& item, int row, int output, float y) {
+__device__ __forceinline__ void store_one(const ProductParams& p, const Item& item, int row, int output,
+                                          float y) {
   const int64_t to = (item.first_row + row) * item.out_stride + output;
   if constexpr (kEpilogue == Epilogue::floats) static_cast<float*>(item.out)[to] = y;
   else if constexpr (kEpilogue == Epilogue::residual)

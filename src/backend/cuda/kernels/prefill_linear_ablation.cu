@@ -1,5 +1,5 @@
-// P6 off: Y^T = W X^T in vector arithmetic, on the same numbers as prefill_linear.cu (weights rounded to bf16,
-// fp32 sums in one chain an (output, row)).
+// P6 off: Y^T = W X^T in vector arithmetic, on the same numbers as prefill_linear.cu (weights rounded to
+// bf16, fp32 sums in one chain an (output, row)).
 //
 // Persistent blocks of 256 threads; 256 outputs x 64 rows at a time, 8 x 8 values a thread. Each group of 64
 // columns is dequantised into shared memory as fp32: W [64][256], X [64][64]. Bound by fp32 rate.
@@ -17,7 +17,8 @@ constexpr unsigned kSharedBytes = (kGroup * kItemOutputs + kGroup * kRows) * 4;
 
 template <Epilogue kEpilogue>
 __device__ __forceinline__ void fill_weights(const Item& item, int n_groups, int group, float* w) {
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(lane_id()), g = lane / 4, t = lane % 4;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(lane_id()), g = lane / 4,
+            t = lane % 4;
   for (int slot = warp; slot < kItemOutputs / 16; slot += static_cast<int>(kThreads) / 32) {
     const bool is_up = kEpilogue == Epilogue::swiglu && slot >= 8;
     const int tile = item.first_tile + (is_up ? slot - 8 : slot);
@@ -26,7 +27,8 @@ __device__ __forceinline__ void fill_weights(const Item& item, int n_groups, int
     if (tile * q4::kTileRows < item.n_outputs) {
       const auto* record =
           reinterpret_cast<const unsigned char*>(is_up ? item.weights_up : item.weights) +
-          (static_cast<size_t>(tile) * static_cast<size_t>(n_groups) + static_cast<size_t>(group)) * q4::kRecordBytes;
+          (static_cast<size_t>(tile) * static_cast<size_t>(n_groups) + static_cast<size_t>(group)) *
+              q4::kRecordBytes;
       codes = reinterpret_cast<const uint4*>(record)[lane];
       scales = reinterpret_cast<const uint2*>(record + q4::kCodeBytes)[g];
     }
@@ -62,7 +64,8 @@ __global__ void __launch_bounds__(kThreads) linear_q4_fma_kernel(const __grid_co
       // Four threads a row; rows past the end repeat the last one, and are not stored.
       int source = item.first_row + first + min(thread / 4, n_rows - 1);
       if (p.token_of_row) source = p.token_of_row[source];
-      const uint16_t* from = p.x + static_cast<size_t>(source) * static_cast<size_t>(p.n_cols) + thread % 4 * 16;
+      const uint16_t* from =
+          p.x + static_cast<size_t>(source) * static_cast<size_t>(p.n_cols) + thread % 4 * 16;
       float acc[8][8] = {};  // [output][row]
       for (int group = 0; group < n_groups; ++group) {
         block_sync();
@@ -97,8 +100,9 @@ __global__ void __launch_bounds__(kThreads) linear_q4_fma_kernel(const __grid_co
           const int output = item.first_tile * q4::kTileRows + 4 * tx + o;
           if constexpr (kEpilogue == Epilogue::swiglu) {
             if (output < item.n_outputs)
-              store_one<kEpilogue>(p, item, first + row, output,
-                                   gated(acc[o][r], acc[4 + o][r], p.row_weight[item.first_row + first + row]));
+              store_one<kEpilogue>(
+                  p, item, first + row, output,
+                  gated(acc[o][r], acc[4 + o][r], p.row_weight[item.first_row + first + row]));
           } else {
             if (output < item.n_outputs) store_one<kEpilogue>(p, item, first + row, output, acc[o][r]);
             if (output + 128 < item.n_outputs)

@@ -142,7 +142,8 @@ struct StageWeights {
 template <int kTile>
 __device__ __forceinline__ StageWeights load_weights(const unsigned char* shared_base, int stage) {
   const unsigned warp = threadIdx.x / 32, lane = lane_id();
-  const unsigned char* records = shared_base + static_cast<uint32_t>(stage) * Layout<kTile, false>::kStageBytes +
+  const unsigned char* records = shared_base +
+                                 static_cast<uint32_t>(stage) * Layout<kTile, false>::kStageBytes +
                                  Layout<kTile, false>::kXBytes + (warp / 4 * 8 + warp % 4) * q4::kRecordBytes;
   StageWeights w;
 #pragma unroll
@@ -156,16 +157,16 @@ __device__ __forceinline__ StageWeights load_weights(const unsigned char* shared
 
 // Both blocks' A fragments of a step, as they lie in an expanded stage.
 template <int kTile>
-__device__ __forceinline__ void load_fragments(uint32_t (&a)[2][4], const unsigned char* shared_base, int stage,
-                                               int step) {
+__device__ __forceinline__ void load_fragments(uint32_t (&a)[2][4], const unsigned char* shared_base,
+                                               int stage, int step) {
   using Place = Layout<kTile, true>;
   const unsigned warp = threadIdx.x / 32;
 #pragma unroll
   for (unsigned block = 0; block < 2; ++block) {
     const unsigned slot = warp / 4 * 8 + block * 4 + warp % 4;
-    const uint4 f = *reinterpret_cast<const uint4*>(shared_base + static_cast<uint32_t>(stage) * Place::kStageBytes +
-                                                    Place::kXBytes + slot * kExpandedBytes +
-                                                    static_cast<unsigned>(step) * 512 + lane_id() * 16);
+    const uint4 f = *reinterpret_cast<const uint4*>(
+        shared_base + static_cast<uint32_t>(stage) * Place::kStageBytes + Place::kXBytes +
+        slot * kExpandedBytes + static_cast<unsigned>(step) * 512 + lane_id() * 16);
     a[block][0] = f.x, a[block][1] = f.y, a[block][2] = f.z, a[block][3] = f.w;
   }
 }
@@ -173,7 +174,11 @@ __device__ __forceinline__ void load_fragments(uint32_t (&a)[2][4], const unsign
 template <int kN, int kTile, bool kExpanded>
 __device__ __forceinline__ void multiply(float (&acc)[2][kTile / 2], Ring<kTile, kExpanded>& ring,
                                          const unsigned char* shared_base, int n_groups) {
-  const unsigned lane = lane_id();
+  // An arrival stands for the reads of its own thread: the others' come before it by the warp's meeting.
+  const auto release = [&](int stage) {
+    warp_sync();
+    if (lane_id() == 0) barrier_arrive(ring.empty_barrier(stage));
+  };
   uint32_t a[2][2][4];
   barrier_wait(ring.full_barrier(ring.stage), ring.parity);
   async_proxy_fence();  // the rows came by cp.async
@@ -210,7 +215,7 @@ __device__ __forceinline__ void multiply(float (&acc)[2][kTile / 2], Ring<kTile,
         if constexpr (!kExpanded) next = load_weights<kTile>(shared_base, ring.stage);
       }
       wgmma_wait<1>();  // the other half of `a` is free, and the stage before this one is read
-      if (step == 0 && g > 0 && lane == 0) barrier_arrive(ring.empty_barrier(previous));
+      if (step == 0 && g > 0) release(previous);
     }
     previous = stage;
   }
@@ -219,7 +224,7 @@ __device__ __forceinline__ void multiply(float (&acc)[2][kTile / 2], Ring<kTile,
   for (int block = 0; block < 2; ++block)
 #pragma unroll
     for (int i = 0; i < kN / 2; ++i) pin(acc[block][i]);
-  if (lane == 0) barrier_arrive(ring.empty_barrier(previous));
+  release(previous);
 }
 
 constexpr int kConsumerBarrier = 1;
@@ -301,8 +306,9 @@ __device__ __forceinline__ void store(const ProductParams& p, const Item& item, 
 }
 
 template <Epilogue kEpilogue, int kN, int kTile, bool kExpanded>
-__device__ __forceinline__ void consume_item(const ProductParams& p, const Item& item, Ring<kTile, kExpanded>& ring,
-                                             unsigned char* base, unsigned char* staging) {
+__device__ __forceinline__ void consume_item(const ProductParams& p, const Item& item,
+                                             Ring<kTile, kExpanded>& ring, unsigned char* base,
+                                             unsigned char* staging) {
   float acc[2][kTile / 2];
   multiply<kN, kTile, kExpanded>(acc, ring, base, p.n_cols / q4::kGroup);
   store<kEpilogue, kN, kTile>(p, item, acc, staging);

@@ -1,9 +1,9 @@
-// Y^T = W X^T by mma.sync: the products of prefill on chips without warpgroup products. Runs on every chip from
-// Hopper on; two to three times slower there than prefill_linear.cu.
+// Y^T = W X^T by mma.sync: the products of prefill on chips without warpgroup products. Runs on every chip
+// from Hopper on; two to three times slower there than prefill_linear.cu.
 //
 // Persistent blocks of 8 warps; a warp has two tiles of 16 outputs (one of the gate and the same of the up
-// projection) and up to 64 rows at a time. Weights go from memory into A fragments without a stop: a record of
-// mma_q4 is in their order. Rows go through two buffers of [64 rows][64] bf16 with the 128-byte swizzle.
+// projection) and up to 64 rows at a time. Weights go from memory into A fragments without a stop: a record
+// of mma_q4 is in their order. Rows go through two buffers of [64 rows][64] bf16 with the 128-byte swizzle.
 // Bound by the matrix rate of mma.sync and by turning codes into operands. fp32 accumulation in one chain an
 // (output, row), as in prefill_linear.cu.
 #include "backend/cuda/kernels/launch.h"
@@ -25,7 +25,8 @@ struct Records {
 };
 
 template <Epilogue kEpilogue>
-__device__ __forceinline__ void multiply_rows(const ProductParams& p, const Item& item, int first_row, uint32_t x) {
+__device__ __forceinline__ void multiply_rows(const ProductParams& p, const Item& item, int first_row,
+                                              uint32_t x) {
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = static_cast<int>(lane_id());
   const int n_rows = min(kRows, item.n_rows - first_row), n_pairs = (n_rows + 15) / 16;
   const int n_groups = p.n_cols / q4::kGroup;
@@ -52,13 +53,15 @@ __device__ __forceinline__ void multiply_rows(const ProductParams& p, const Item
     }
     return r;
   };
-  // Pieces thread and thread + 256 of a tile's 512; rows past the end repeat the last one, and are not stored.
+  // Pieces thread and thread + 256 of a tile's 512; rows past the end repeat the last one, and are not
+  // stored.
   const unsigned char* from[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     int row = item.first_row + first_row + min(thread / 8 + 32 * i, n_rows - 1);
     if (p.token_of_row) row = p.token_of_row[row];
-    from[i] = reinterpret_cast<const unsigned char*>(p.x + static_cast<size_t>(row) * static_cast<size_t>(p.n_cols)) +
+    from[i] = reinterpret_cast<const unsigned char*>(p.x + static_cast<size_t>(row) *
+                                                               static_cast<size_t>(p.n_cols)) +
               thread % 8 * 16;
   }
   const auto fetch = [&](int group) {

@@ -1,6 +1,7 @@
-// One kernel an op (unfused_ablation.h). Grids: a thread a value for elementwise ops, a warp a head, a block a
-// run of weight tiles for the experts, 32 state columns a block for the delta rule, whose rows are walked in
-// order. Sums in fp32, experts' products as in q4_gemv.h. Bound by launches: each op waits for the one before.
+// One kernel an op (unfused_ablation.h). Grids: a thread a value for elementwise ops, a warp a head, a block
+// a run of weight tiles for the experts, 32 state columns a block for the delta rule, whose rows are walked
+// in order. Sums in fp32, experts' products as in q4_gemv.h. Bound by launches: each op waits for the one
+// before.
 #include "backend/cuda/kernels/unfused_ablation.h"
 
 #include "backend/cuda/kernels/kv_address.h"
@@ -12,8 +13,8 @@ namespace lily::cuda {
 namespace {
 
 constexpr unsigned kThreads = 256;
-constexpr int kChosen = 8;  // experts a row
-constexpr int kHead = 128;  // values of a delta head
+constexpr int kChosen = 8;     // experts a row
+constexpr int kHead = 128;     // values of a delta head
 constexpr int kWarpHeads = 8;  // heads of a block, a warp each
 
 dim3 grid_of(int64_t values, int rows = 1) {
@@ -33,7 +34,8 @@ __global__ void __launch_bounds__(kThreads) swiglu_rows(SwiGluRows p) {
   const int64_t row = blockIdx.y;
   const int i = column();
   if (i >= p.width) return;
-  const float gate = bf16_value(p.gate[row * p.gate_stride + i]), up = bf16_value(p.up[row * p.up_stride + i]);
+  const float gate = bf16_value(p.gate[row * p.gate_stride + i]),
+              up = bf16_value(p.up[row * p.up_stride + i]);
   p.y[row * p.width + i] = static_cast<uint16_t>(bf16_bits(silu(gate) * up));
 }
 
@@ -46,7 +48,8 @@ struct ExpertsLayout {
   unsigned x, scales, partial, barrier, total;
 };
 __host__ __device__ ExpertsLayout experts_layout(const ExpertsLinearRows& p) {
-  const auto n_groups = static_cast<unsigned>(p.in / kGroupCols), tiles = static_cast<unsigned>(p.tiles_per_block);
+  const auto n_groups = static_cast<unsigned>(p.in / kGroupCols),
+             tiles = static_cast<unsigned>(p.tiles_per_block);
   ExpertsLayout l{};
   l.x = tiles * n_groups * kRecordBytes;
   l.scales = l.x + staged_row_bytes(p.in);
@@ -63,7 +66,8 @@ __global__ void __launch_bounds__(kExpertThreads) experts_linear_rows(ExpertsLin
   const int n_groups = p.in / kGroupCols, row = static_cast<int>(blockIdx.y);
   const unsigned tile_bytes = static_cast<unsigned>(n_groups) * kRecordBytes;
   const int expert_tiles = p.out / kTileRows, first = static_cast<int>(blockIdx.x) * p.tiles_per_block;
-  const int choice = first / expert_tiles, first_tile = first % expert_tiles;  // a block has tiles of one expert
+  const int choice = first / expert_tiles,
+            first_tile = first % expert_tiles;  // a block has tiles of one expert
   if (threadIdx.x == 0) {
     mbarrier_init(barrier, 1);
     mbarrier_init_fence();
@@ -75,7 +79,8 @@ __global__ void __launch_bounds__(kExpertThreads) experts_linear_rows(ExpertsLin
     const unsigned bytes = static_cast<unsigned>(p.tiles_per_block) * tile_bytes;
     mbarrier_expect(barrier, bytes);
     bulk_copy(shared,
-              p.records + (expert * static_cast<size_t>(expert_tiles) + static_cast<size_t>(first_tile)) * tile_bytes,
+              p.records +
+                  (expert * static_cast<size_t>(expert_tiles) + static_cast<size_t>(first_tile)) * tile_bytes,
               bytes, barrier);
   }
   auto* scales = reinterpret_cast<GroupScale*>(shared + l.scales);
@@ -84,7 +89,8 @@ __global__ void __launch_bounds__(kExpertThreads) experts_linear_rows(ExpertsLin
   block_sync();
   mbarrier_wait(barrier, 0);
   auto* partial = reinterpret_cast<float*>(shared + l.partial);
-  for (int unit = static_cast<int>(threadIdx.x / 32); unit < p.tiles_per_block * p.units_per_tile; unit += kWarps) {
+  for (int unit = static_cast<int>(threadIdx.x / 32); unit < p.tiles_per_block * p.units_per_tile;
+       unit += kWarps) {
     const int tile = unit / p.units_per_tile, begin = unit % p.units_per_tile * p.groups_per_unit;
     const int n = n_groups - begin < p.groups_per_unit ? n_groups - begin : p.groups_per_unit;
     store_unit<1>(sum_groups<1>(shared + static_cast<unsigned>(tile) * tile_bytes +
@@ -112,7 +118,8 @@ __global__ void __launch_bounds__(kThreads) experts_combine_rows(ExpertsCombineR
 #pragma unroll
   for (int j = 0; j < kChosen; ++j)
     mix = fmaf(p.weights[row * kChosen + j], bf16_value(p.experts[(row * kChosen + j) * p.hidden + i]), mix);
-  mix = fmaf(sigmoid(p.shared_logit[row * p.shared_logit_stride]), bf16_value(p.shared[row * p.hidden + i]), mix);
+  mix = fmaf(sigmoid(p.shared_logit[row * p.shared_logit_stride]), bf16_value(p.shared[row * p.hidden + i]),
+             mix);
   p.residual_out[row * p.hidden + i] = p.residual_in[row * p.hidden + i] + mix;
 }
 
@@ -138,8 +145,9 @@ __global__ void __launch_bounds__(kThreads) short_conv_rows(ShortConvRows p) {
   for (int i = 0; i < 3; ++i) old[i] = src < 0 ? 0 : load_l2(state(src, i));
   for (int row = first; row < end; ++row) {
     const uint32_t now = load_l2(reinterpret_cast<const uint32_t*>(p.x + row * p.stride) + pair);
-    const float low = fmaf(w[0][3], bf16_low(now),
-                           fmaf(w[0][2], bf16_low(old[2]), fmaf(w[0][1], bf16_low(old[1]), w[0][0] * bf16_low(old[0]))));
+    const float low =
+        fmaf(w[0][3], bf16_low(now),
+             fmaf(w[0][2], bf16_low(old[2]), fmaf(w[0][1], bf16_low(old[1]), w[0][0] * bf16_low(old[0]))));
     const float high =
         fmaf(w[1][3], bf16_high(now),
              fmaf(w[1][2], bf16_high(old[2]), fmaf(w[1][1], bf16_high(old[1]), w[1][0] * bf16_high(old[0]))));
@@ -162,7 +170,8 @@ __global__ void __launch_bounds__(kWarpHeads * 32) delta_prepare_rows(DeltaPrepa
     float scale = reciprocal_sqrt(warp_sum(x[0] * x[0] + x[1] * x[1] + x[2] * x[2] + x[3] * x[3]) + 1e-6f);
     const bool is_q = head < p.n_key_heads;
     if (is_q) scale *= 0.08838834764831845f;  // 128^-1/2
-    float* to = (is_q ? p.q : p.k) + row * p.n_key_heads * kHead + (is_q ? head : head - p.n_key_heads) * kHead;
+    float* to =
+        (is_q ? p.q : p.k) + row * p.n_key_heads * kHead + (is_q ? head : head - p.n_key_heads) * kHead;
     reinterpret_cast<float4*>(to)[lane] = make_float4(x[0] * scale, x[1] * scale, x[2] * scale, x[3] * scale);
   }
   if (blockIdx.x != 0) return;
@@ -188,7 +197,8 @@ __global__ void __launch_bounds__(kThreads) delta_rule_rows(DeltaRuleRows p) {
   pdl_trigger();
   const int head = static_cast<int>(blockIdx.x) / kParts, part = static_cast<int>(blockIdx.x) % kParts;
   const int segment = static_cast<int>(blockIdx.y), n_value_heads = 2 * p.n_key_heads;
-  const int of_head = part * kColumns + static_cast<int>(threadIdx.x) / 8, lane = static_cast<int>(threadIdx.x) % 8;
+  const int of_head = part * kColumns + static_cast<int>(threadIdx.x) / 8,
+            lane = static_cast<int>(threadIdx.x) % 8;
   const int first = p.step.segment_row[segment], end = p.step.segment_row[segment + 1];
   const int src = p.step.state_src[first], dst = p.step.state_dst[first];
   const int64_t in_slot = (int64_t{head} * kHead + of_head) * kHead;
@@ -209,7 +219,8 @@ __global__ void __launch_bounds__(kThreads) delta_rule_rows(DeltaRuleRows p) {
     for (int i = 0; i < 4; ++i) {
       key[i] = load_l2(k + 8 * i);
       s[i].x *= decay, s[i].y *= decay, s[i].z *= decay, s[i].w *= decay;
-      read = fmaf(key[i].x, s[i].x, fmaf(key[i].y, s[i].y, fmaf(key[i].z, s[i].z, fmaf(key[i].w, s[i].w, read))));
+      read = fmaf(key[i].x, s[i].x,
+                  fmaf(key[i].y, s[i].y, fmaf(key[i].z, s[i].z, fmaf(key[i].w, s[i].w, read))));
     }
     const float v = bf16_value(p.v[row * p.v_stride + head * kHead + of_head]);
     const float delta = beta * (v - sum_of_eight(read));
@@ -234,8 +245,10 @@ __global__ void __launch_bounds__(kWarpHeads * 32) gated_norm_rows(GatedNormRows
   const int head = static_cast<int>(blockIdx.x) * kWarpHeads + static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(lane_id());
   if (head >= p.n_value_heads) return;
-  const float4 o = load_l2(reinterpret_cast<const float4*>(p.o + (row * p.n_value_heads + head) * kHead) + lane);
-  const float r = reciprocal_sqrt(warp_sum(o.x * o.x + o.y * o.y + o.z * o.z + o.w * o.w) / kHead + p.epsilon);
+  const float4 o =
+      load_l2(reinterpret_cast<const float4*>(p.o + (row * p.n_value_heads + head) * kHead) + lane);
+  const float r =
+      reciprocal_sqrt(warp_sum(o.x * o.x + o.y * o.y + o.z * o.z + o.w * o.w) / kHead + p.epsilon);
   const float4 w = reinterpret_cast<const float4*>(p.norm)[lane];
   float z[4];
   load_four(p.z + row * p.z_stride + head * kHead + 4 * lane, z);
@@ -249,8 +262,8 @@ __global__ void __launch_bounds__(32) head_norm_rope_rows(HeadNormRopeRows p) {
   pdl_wait();
   pdl_trigger();
   const int64_t row = blockIdx.y, head = blockIdx.x;
-  reinterpret_cast<uint4*>(p.y + (row * p.n_heads + head) * kHeadCols)[lane_id()] =
-      norm_and_rotate(p.x + row * p.stride + head * p.head_stride, p.weight, p.epsilon, p.step.rope + row * 32);
+  reinterpret_cast<uint4*>(p.y + (row * p.n_heads + head) * kHeadCols)[lane_id()] = norm_and_rotate(
+      p.x + row * p.stride + head * p.head_stride, p.weight, p.epsilon, p.step.rope + row * 32);
 }
 
 __global__ void __launch_bounds__(32) kv_append_rows(KvAppendRows p) {
@@ -261,8 +274,10 @@ __global__ void __launch_bounds__(32) kv_append_rows(KvAppendRows p) {
                               p.step.positions[row]);
   const uint16_t* k = p.k + (int64_t{row} * p.cache.n_kv_heads + head) * kHeadCols;
   const uint16_t* v = p.v + row * p.v_stride + head * kHeadCols;
-  reinterpret_cast<uint4*>(p.cache.k + to)[lane_id()] = load_l2(reinterpret_cast<const uint4*>(k) + lane_id());
-  reinterpret_cast<uint4*>(p.cache.v + to)[lane_id()] = load_l2(reinterpret_cast<const uint4*>(v) + lane_id());
+  reinterpret_cast<uint4*>(p.cache.k + to)[lane_id()] =
+      load_l2(reinterpret_cast<const uint4*>(k) + lane_id());
+  reinterpret_cast<uint4*>(p.cache.v + to)[lane_id()] =
+      load_l2(reinterpret_cast<const uint4*>(v) + lane_id());
 }
 
 __global__ void __launch_bounds__(kThreads) mask_tokens(MaskTokens p) {
@@ -292,8 +307,8 @@ void launch_experts_linear_rows(ExpertsLinearRows p, cudaStream_t stream) {
   p.units_per_tile = split.units_per_tile;
   p.groups_per_unit = split.groups_per_unit;
   start(experts_linear_rows, p,
-        dim3(static_cast<unsigned>(n_tiles / p.tiles_per_block), static_cast<unsigned>(p.rows)), kExpertThreads,
-        stream, experts_layout(p).total);
+        dim3(static_cast<unsigned>(n_tiles / p.tiles_per_block), static_cast<unsigned>(p.rows)),
+        kExpertThreads, stream, experts_layout(p).total);
 }
 
 void launch_experts_combine_rows(const ExpertsCombineRows& p, cudaStream_t stream) {
@@ -311,8 +326,8 @@ void launch_delta_prepare_rows(const DeltaPrepareRows& p, cudaStream_t stream) {
 
 void launch_delta_rule_rows(const DeltaRuleRows& p, cudaStream_t stream) {
   start(delta_rule_rows, p,
-        dim3(static_cast<unsigned>(2 * p.n_key_heads * kParts), static_cast<unsigned>(p.n_segments)), kThreads,
-        stream);
+        dim3(static_cast<unsigned>(2 * p.n_key_heads * kParts), static_cast<unsigned>(p.n_segments)),
+        kThreads, stream);
 }
 
 void launch_gated_norm_rows(const GatedNormRows& p, cudaStream_t stream) {
@@ -321,7 +336,8 @@ void launch_gated_norm_rows(const GatedNormRows& p, cudaStream_t stream) {
 }
 
 void launch_head_norm_rope_rows(const HeadNormRopeRows& p, cudaStream_t stream) {
-  start(head_norm_rope_rows, p, dim3(static_cast<unsigned>(p.n_heads), static_cast<unsigned>(p.rows)), 32, stream);
+  start(head_norm_rope_rows, p, dim3(static_cast<unsigned>(p.n_heads), static_cast<unsigned>(p.rows)), 32,
+        stream);
 }
 
 void launch_kv_append_rows(const KvAppendRows& p, cudaStream_t stream) {

@@ -28,7 +28,7 @@ struct ExpertsLinearRows {
   const int32_t* ids = nullptr;            // [rows, 8]
   const unsigned char* records = nullptr;  // pack/mma_q4.h, one expert behind the other
   int in = 0, out = 0, rows = 0;
-  uint16_t* y = nullptr;  // [8 rows, out]
+  uint16_t* y = nullptr;                                             // [8 rows, out]
   int tiles_per_block = 0, units_per_tile = 0, groups_per_unit = 0;  // by the launcher
 };
 void launch_experts_linear_rows(ExpertsLinearRows p, cudaStream_t stream);

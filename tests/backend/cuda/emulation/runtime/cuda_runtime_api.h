@@ -38,7 +38,7 @@ inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 inline cudaError_t cudaGetDeviceCount(int* n) { return *n = 1, cudaSuccess; }
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
-  *value = which == cudaDevAttrComputeCapabilityMajor                ? 9
+  *value = which == cudaDevAttrComputeCapabilityMajor         ? 9
            : which == cudaDevAttrMaxSharedMemoryPerBlockOptin ? 227 << 10
                                                               : 0;
   return cudaSuccess;
