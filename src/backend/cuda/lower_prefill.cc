@@ -206,7 +206,8 @@ void router_chunk(const Run& run, const plan::NormRouter& op) {
   g.tiles = run.extra.tiles.get<ExpertTile>();
   g.n_tiles = run.extra.n_tiles.get<int32_t>();
   g.tile_rows = tile_rows(run.plan.policy, d, g.n_tokens);
-  if (run.plan.policy.route_on_device) group_by_expert_prefill(g, run.stream);
+  // A decode step is a graph, in which nothing waits for the host.
+  if (run.plan.policy.route_on_device || !run.chunk()) group_by_expert_prefill(g, run.stream);
   else group_on_host(run, g);
 }
 
