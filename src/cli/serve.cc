@@ -188,9 +188,10 @@ void add_serve(CLI::App& app, Action& action) {
       ->check(CLI::Range(0, 86400))
       ->capture_default_str();
   command
-      ->add_option("--volatile", options->volatile_text,
-                   "drop: known noise that differs in every request, such as a billing header, is left out of "
-                   "prompts, so that they stay in the cache; keep: prompts are as they come")
+      ->add_option(
+          "--volatile", options->volatile_text,
+          "drop: known noise that differs in every request, such as a billing header, is left out of "
+          "prompts, so that they stay in the cache; keep: prompts are as they come")
       ->check(CLI::IsMember({"drop", "keep"}))
       ->capture_default_str();
   command->add_flag(

@@ -19,8 +19,8 @@ struct MemoryOptions {
   int context = 0;           // tokens of a sequence; 0: the most that fits, up to the model's own limit
   int max_sequences = 1;     // computed at the same time, each with a whole context
   int n_cached_states = 8;   // states of earlier prompts that can be kept; fewer where memory is short, up to
-                            // four times as many where it is plentiful
-  int max_chunk_rows = 0;  // 0: the policy's
+                             // four times as many where it is plentiful
+  int max_chunk_rows = 0;    // 0: the policy's
 };
 
 // How the memory is divided; `lily serve` prints it before it loads.

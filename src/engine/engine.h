@@ -75,7 +75,7 @@ struct EngineStats {
   int64_t cache_misses_parted =
       0;  // of these: prompts that begin like one remembered, but no state was kept there
   int64_t cache_evictions = 0;
-  int64_t cache_disk_hits = 0;  // saved states that were brought back
+  int64_t cache_disk_hits = 0;          // saved states that were brought back
   int n_free_blocks = 0, n_blocks = 0;  // KV
   int n_free_states = 0, n_states = 0;
 

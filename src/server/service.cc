@@ -243,15 +243,15 @@ Json Service::count_tokens(const engine::ChatRequest& request) const {
 Json Service::cache() const {
   const engine::EngineStats s = assistant_.engine().stats();
   Json out = {{"entries", s.n_cached_states},
-          {"hits", s.cache_hits},
-          {"misses", s.cache_misses},
-          {"misses_by_reason",
-           {{"differs", s.cache_misses_parted}, {"unknown", s.cache_misses - s.cache_misses_parted}}},
-          {"evictions", s.cache_evictions},
-          {"cached_tokens", s.cached_tokens},
-          {"prompt_tokens", s.prompt_tokens},
-          {"kv_blocks", {{"free", s.n_free_blocks}, {"total", s.n_blocks}}},
-          {"state_slots", {{"free", s.n_free_states}, {"total", s.n_states}}}};
+              {"hits", s.cache_hits},
+              {"misses", s.cache_misses},
+              {"misses_by_reason",
+               {{"differs", s.cache_misses_parted}, {"unknown", s.cache_misses - s.cache_misses_parted}}},
+              {"evictions", s.cache_evictions},
+              {"cached_tokens", s.cached_tokens},
+              {"prompt_tokens", s.prompt_tokens},
+              {"kv_blocks", {{"free", s.n_free_blocks}, {"total", s.n_blocks}}},
+              {"state_slots", {{"free", s.n_free_states}, {"total", s.n_states}}}};
   if (engine::DiskCache* const disk = assistant_.disk_cache()) {
     const engine::DiskCacheStats d = disk->stats();
     out["disk"] = {
