@@ -203,9 +203,11 @@ TEST_F(CheckpointErrors, UnsupportedWidthsAreNamed) {
     EXPECT_THAT(error(), AllOf(HasSubstr("layers.1.mlp.switch_mlp.up_proj.weight: "),
                                HasSubstr(fmt::format("{} bits in groups of 64 are not supported", bits))));
   }
-  writer_.config["quantization"]["language_model.model.layers.1.mlp.switch_mlp.up_proj"] = {
-      {"group_size", 32}};
-  EXPECT_THAT(error(), HasSubstr("4 bits in groups of 32 are not supported"));
+  for (const int group : {32, 128}) {
+    writer_.config["quantization"]["language_model.model.layers.1.mlp.switch_mlp.up_proj"] = {
+        {"group_size", group}};
+    EXPECT_THAT(error(), HasSubstr(fmt::format("4 bits in groups of {} are not supported", group)));
+  }
 }
 
 TEST_F(CheckpointErrors, AWidthThatDoesNotFitTheShapeIsFound) {

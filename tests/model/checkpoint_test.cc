@@ -170,6 +170,44 @@ TEST_F(CheckpointTest, FourAndEightBitsMix) {
   EXPECT_EQ(checkpoint.weight({Weight::expert_gate, 1}).storage, Storage::q4);
 }
 
+TEST_F(CheckpointTest, EightBitsThroughoutLoad) {
+  CheckpointWriter writer({.storage = [](WeightId) { return Storage::q8; }});
+  for (const char* block : {"quantization", "quantization_config"})
+    writer.config[block] = {{"group_size", 64}, {"bits", 8}, {"mode", "affine"}};
+  const Checkpoint checkpoint = open(writer);
+  for (const WeightId id :
+       {kRouter, kExpertUp, WeightId{Weight::embed, kNoLayer}, WeightId{Weight::lm_head, kNoLayer}})
+    EXPECT_EQ(checkpoint.weight(id).storage, Storage::q8);
+  EXPECT_THAT(checkpoint.report().problems, IsEmpty());
+}
+
+// As converters of distilled and tuned checkpoints write them: every module with a rule of its own, scales in
+// F16.
+TEST_F(CheckpointTest, ARuleForEveryModuleAndScalesInF16Load) {
+  const auto storage = [](WeightId id) {
+    return id.weight == Weight::router || id.weight == Weight::lm_head ? Storage::q8
+                                                                       : published_storage(id.weight);
+  };
+  CheckpointWriter writer({.storage = storage, .scale_dtype = "F16"});
+  nlohmann::json rules = {{"group_size", 64}, {"bits", 4}};
+  for (const Tensor& tensor : writer.tensors) {
+    constexpr std::string_view kScales = ".scales";
+    if (!tensor.name.ends_with(kScales)) continue;
+    const std::string name = tensor.name.substr(0, tensor.name.size() - kScales.size());
+    const Tensor& codes = writer.tensor(name + ".weight");
+    // 64 / scales = words of a group: 8 at 4 bits, 16 at 8.
+    const int64_t words = codes.shape.back() / tensor.shape.back();
+    rules[name] = {{"group_size", 64}, {"bits", words / 2}, {"mode", "affine"}};
+  }
+  writer.config["quantization"] = writer.config["quantization_config"] = rules;
+  const Checkpoint checkpoint = open(writer);
+  EXPECT_EQ(checkpoint.weight(kRouter).storage, Storage::q8);
+  EXPECT_EQ(checkpoint.weight({Weight::lm_head, kNoLayer}).storage, Storage::q8);
+  EXPECT_EQ(checkpoint.weight(kExpertUp).storage, Storage::q4);
+  EXPECT_THAT(checkpoint.report().problems, IsEmpty());
+  EXPECT_THAT(checkpoint.report().notices, ElementsAre(HasSubstr("rounded to bfloat16")));
+}
+
 TEST_F(CheckpointTest, WiderScalesLoadWithOneNotice) {
   std::vector<std::string> lines;
   set_log_sink([&](LogLevel level, std::string_view line) {
