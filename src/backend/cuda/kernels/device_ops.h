@@ -134,7 +134,6 @@ inline void bulk_copy(void* shared, const void* global, unsigned bytes, MBarrier
 }
 
 inline unsigned cluster_rank() { return emulated::current().block->cluster_rank; }
-inline void cluster_sync() { emulated::barrier(emulated::cluster_group()); }
 inline void cluster_arrive() {}
 inline void cluster_wait() { emulated::barrier(emulated::cluster_group()); }
 template <typename T>
@@ -143,12 +142,6 @@ inline void cluster_send(float* shared, MBarrier* b, unsigned rank, T value) {  
     return emulated::cluster_shared(rank) + (static_cast<const unsigned char*>(here) - shared_memory());
   };
   emulated::send(there(shared), &value, sizeof value, reinterpret_cast<MBarrier*>(there(b))->id);
-}
-inline float cluster_read(const float* shared, unsigned rank) {
-  const auto offset = reinterpret_cast<const unsigned char*>(shared) - shared_memory();
-  float x;
-  memcpy(&x, emulated::cluster_shared(rank) + offset, 4);
-  return x;
 }
 
 inline uint4 load_l2(const uint4* p) { return *p; }
@@ -161,7 +154,6 @@ inline int shared_fetch_add(int* counter, int n) {
   *counter += n;
   return old;
 }
-inline void prefetch_l2(const void*) {}
 inline void spin(unsigned) {}
 inline unsigned fetch_add_acq_rel(unsigned* counter, unsigned n) {
   const unsigned old = *counter;
@@ -277,9 +269,6 @@ __device__ __forceinline__ unsigned cluster_rank() {
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
   return r;
 }
-__device__ __forceinline__ void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
 __device__ __forceinline__ void cluster_send(float* shared, MBarrier* b, unsigned rank, float4 value) {
   uint32_t to, at;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(shared_address(shared)), "r"(rank));
@@ -304,14 +293,6 @@ __device__ __forceinline__ void cluster_send(float* shared, MBarrier* b, unsigne
                "f"(value), "r"(at)
                : "memory");
 }
-// The value at the same place in the shared memory of another block of the cluster.
-__device__ __forceinline__ float cluster_read(const float* shared, unsigned rank) {
-  uint32_t remote;
-  float x;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(shared)), "r"(rank));
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(remote) : "memory");
-  return x;
-}
 
 // Loads that bypass L1: data written by other kernels or blocks, or read once.
 __device__ __forceinline__ uint4 load_l2(const uint4* p) { return __ldcg(p); }
@@ -320,9 +301,6 @@ __device__ __forceinline__ float load_l2(const float* p) { return __ldcg(p); }
 __device__ __forceinline__ float4 load_l2(const float4* p) { return __ldcg(p); }
 __device__ __forceinline__ uint32_t load_l2(const uint32_t* p) { return __ldcg(p); }
 __device__ __forceinline__ int shared_fetch_add(int* counter, int n) { return atomicAdd(counter, n); }
-__device__ __forceinline__ void prefetch_l2(const void* p) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
-}
 // Lets so many clock cycles pass.
 __device__ __forceinline__ void spin(unsigned cycles) {
   const long long until = clock64() + cycles;
