@@ -4,6 +4,8 @@ RELEASE := build/release
 # The CUDA backend takes minutes to compile: it is built where there is a GPU to run it. CUDA=ON builds it anyway.
 CUDA ?= $(if $(wildcard /dev/nvidia0),AUTO,OFF)
 WERROR ?= OFF
+# Groups of sources at once make a build from scratch nearly twice as quick; OFF is quicker after a small change.
+UNITY ?= ON
 SLOW_LABELS := slow|device-metal|device-cuda|model
 
 PREFIX ?= /usr/local
@@ -15,7 +17,7 @@ run: build  ## installs what is missing, builds, and lets the bundled model answ
 
 build:  ## the program alone: build/release/lily
 	@scripts/deps build
-	@test -f $(RELEASE)/CMakeCache.txt || cmake --preset release -DLILY_TESTS=OFF -DLILY_EMULATOR=OFF -DLILY_CUDA=$(CUDA)
+	@test -f $(RELEASE)/CMakeCache.txt || cmake --preset release -DLILY_TESTS=OFF -DLILY_EMULATOR=OFF -DLILY_CUDA=$(CUDA) -DLILY_UNITY=$(UNITY)
 	@cmake --build $(RELEASE) -j $(JOBS) --target lily
 
 install:  ## into PREFIX (/usr/local), below DESTDIR if that is set
@@ -40,7 +42,7 @@ test-all: build-tests  ## the slow tests too, and those of the devices that this
 .PHONY: build-tests
 build-tests:
 	@scripts/deps build test
-	@cmake --preset release -DLILY_TESTS=ON -DLILY_EMULATOR=ON -DLILY_CUDA=$(CUDA) -DLILY_WERROR=$(WERROR)
+	@cmake --preset release -DLILY_TESTS=ON -DLILY_EMULATOR=ON -DLILY_CUDA=$(CUDA) -DLILY_WERROR=$(WERROR) -DLILY_UNITY=$(UNITY)
 	@cmake --build $(RELEASE) -j $(JOBS)
 
 .PHONY: interop

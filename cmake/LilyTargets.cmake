@@ -19,18 +19,30 @@ if(LILY_SANITIZE)
   add_link_options(-fsanitize=${LILY_SANITIZE})
 endif()
 
-# lily_library(NAME SOURCES ... [LINK ...]): one static library for a folder of src/.
+# With LILY_UNITY, compiles the sources of a target in groups: most of the time of a full build goes into headers that
+# they share. Names in unnamed namespaces meet in such a group, so they differ within a target.
+function(lily_unite name)
+  if(LILY_UNITY)
+    set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 5)
+  endif()
+endfunction()
+
+# lily_library(NAME SOURCES ... [LINK ...] [SEPARATE]): one static library for a folder of src/. SEPARATE keeps each source
+# a translation unit of its own, as files that are compiled once per instruction set must be.
 function(lily_library name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;LINK" ${ARGN})
+  cmake_parse_arguments(ARG "SEPARATE" "" "SOURCES;LINK" ${ARGN})
   add_library(${name} STATIC ${ARG_SOURCES})
+  if(NOT ARG_SEPARATE)
+    lily_unite(${name})
+  endif()
   target_link_libraries(${name} PUBLIC lily_settings ${ARG_LINK})
 endfunction()
 
-# lily_test(NAME SOURCES ... LINK ... [LABEL unit] [TIMEOUT seconds] [COST seconds] [SERIAL]): one GoogleTest
+# lily_test(NAME SOURCES ... LINK ... [LABEL unit] [TIMEOUT seconds] [COST seconds] [SERIAL] [SEPARATE]): one GoogleTest
 # program, one ctest entry. Tests run in the source folder, so that they find models/ and tests/golden/. COST is said
 # of long ones only: ctest starts them first, so that none of them runs alone at the end.
 function(lily_test name)
-  cmake_parse_arguments(ARG "SERIAL" "LABEL;TIMEOUT;COST" "SOURCES;LINK;ARGS" ${ARGN})
+  cmake_parse_arguments(ARG "SERIAL;SEPARATE" "LABEL;TIMEOUT;COST" "SOURCES;LINK;ARGS" ${ARGN})
   if(NOT ARG_LABEL)
     set(ARG_LABEL unit)
   endif()
@@ -38,6 +50,9 @@ function(lily_test name)
     set(ARG_TIMEOUT 120)
   endif()
   add_executable(${name} ${ARG_SOURCES})
+  if(NOT ARG_SEPARATE)
+    lily_unite(${name})
+  endif()
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR})
   # if (...) EXPECT_... is what gtest is for; test code is compiled once and run once.
   target_compile_options(${name} PRIVATE -Wno-dangling-else $<$<CONFIG:Release>:-O1>)

@@ -16,9 +16,12 @@
 
 #include "plan/plan.h"
 
-namespace lily::model {
+namespace lily {
+class Trace;
+namespace model {
 class Checkpoint;
 }
+}  // namespace lily
 
 namespace lily::backend {
 
@@ -142,6 +145,7 @@ class Device {
 struct DeviceOptions {
   int threads = 0;          // 0: physical cores (cpu, reference)
   bool tensor_ops = false;  // Metal 4's tensor operations, on chips that have them (metal)
+  Trace* trace = nullptr;   // outlives the device; ops are recorded there (cpu, reference)
 };
 
 // "reference", "cpu", "cuda", "metal", "metal-emulated" or "auto"; throws Error(Fault::user) with the list of

@@ -185,6 +185,7 @@ void add_bench(CLI::App& app, Action& action) {
   CLI::App* command =
       app.add_subcommand("bench", "Throughput of reading prompts and writing answers at given lengths");
   add_model_options(*command, options->model);
+  add_profile_option(*command, options->model);
   command->add_option("--phase", options->phases, "prefill, decode or both")
       ->delimiter(',')
       ->check(CLI::IsMember({"prefill", "decode"}));

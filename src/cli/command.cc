@@ -27,6 +27,11 @@ void add_model_options(CLI::App& command, ModelOptions& options) {
   command.add_option("--disable", options.disable, "Mechanisms to switch off, as in P1,D3");
 }
 
+void add_profile_option(CLI::App& command, ModelOptions& options) {
+  command.add_option("--profile", options.profile,
+                     "Write a trace of steps and ops to this file (chrome://tracing and Perfetto open it)");
+}
+
 void add_disk_options(CLI::App& command, DiskOptions& options) {
   command.add_option("--cache-dir", options.folder,
                      "Folder where conversations and prefixes are kept, so that they survive a restart");
@@ -51,6 +56,7 @@ engine::LoadOptions load_options(const ModelOptions& options) {
   if (options.kv == "f32") load.kv = plan::FloatType::f32;
   if (options.kv == "bf16") load.kv = plan::FloatType::bf16;
   load.memory.context = options.ctx;
+  if (!options.profile.empty()) load.trace = std::make_shared<Trace>(options.profile);
   return load;
 }
 

@@ -46,8 +46,11 @@ struct ModelOptions {
   bool tensor_ops = false;
   int ctx = 0;          // 0: what fits, at most the model's own limit
   std::string disable;  // mechanisms, "P1,D3"
+  std::string profile;  // file of a trace; empty: none
 };
 void add_model_options(CLI::App& command, ModelOptions& options);
+// Of those that run steps through an engine.
+void add_profile_option(CLI::App& command, ModelOptions& options);
 
 // Sessions that outlive the process.
 struct DiskOptions {

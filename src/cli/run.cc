@@ -150,6 +150,7 @@ void add_run(CLI::App& app, Action& action) {
       app.add_subcommand("run", "Answer a prompt given as words or on stdin; with neither, a chat");
   command->add_option("PROMPT", options->words, "The prompt");
   add_model_options(*command, options->model);
+  add_profile_option(*command, options->model);
   add_answer_options(*command, options->answer);
   add_disk_options(*command, options->disk);
   command->add_option("--system", options->system, "System message");

@@ -155,6 +155,7 @@ void add_serve(CLI::App& app, Action& action) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("serve", "The HTTP server: OpenAI's and Anthropic's APIs");
   add_model_options(*command, options->model);
+  add_profile_option(*command, options->model);
   command->add_option("--host", options->http.host, "Address to listen on")->capture_default_str();
   command->add_option("--port", options->http.port, "0: any that is free")
       ->check(CLI::Range(0, 65535))

@@ -1,10 +1,14 @@
 #include "engine/device_executor.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <utility>
 
 #include "base/error.h"
+#include "base/trace.h"
 
 namespace lily::engine {
 namespace {
@@ -167,8 +171,8 @@ plan::Shape shape_class(const Step& step, const Limits& limits, const plan::Poli
 }
 
 DeviceExecutor::DeviceExecutor(backend::Device& device, const model::Dims& dims, const plan::Policy& policy,
-                               const MemoryPlan& memory, int32_t n_tokens)
-    : device_(device), dims_(dims), policy_(policy) {
+                               const MemoryPlan& memory, int32_t n_tokens, Trace* trace)
+    : device_(device), dims_(dims), policy_(policy), trace_(trace) {
   LILY_CHECK(n_tokens > 0 && n_tokens <= dims.vocab, "{} tokens of {}", n_tokens, dims.vocab);
   limits_ = {.vocab = dims.vocab,
              .n_tokens = n_tokens,
@@ -194,20 +198,30 @@ backend::Program& DeviceExecutor::program(const plan::Shape& shape) {
 void DeviceExecutor::submit(const Step& step) {
   LILY_CHECK(static_cast<int>(in_flight_.size()) < limits_.depth, "{} steps in flight", in_flight_.size());
   backend::Program& p = program(shape_class(step, limits_, policy_));
+  const auto begin = std::chrono::steady_clock::now();
   p.submit({.tokens = step.tokens,
             .segments = step.segments,
             .block_table = step.block_table,
             .output_rows = step.output_rows,
             .sampling = step.sampling,
             .n_tokens = limits_.n_tokens});
-  in_flight_.push_back(&p);
+  in_flight_.push_back({.program = &p,
+                        .begin = begin,
+                        .n_rows = static_cast<int32_t>(step.tokens.size()),
+                        .position = step.segments.front().position});
 }
 
 backend::StepOutputs DeviceExecutor::wait() {
   LILY_CHECK(!in_flight_.empty(), "no step in flight");
-  backend::Program* const oldest = in_flight_.front();
+  const InFlight oldest = in_flight_.front();
   in_flight_.pop_front();
-  return oldest->wait();
+  const backend::StepOutputs outputs = oldest.program->wait();
+  if (trace_ != nullptr)
+    trace_->add(Trace::Track::steps,
+                oldest.program->plan().shape.phase == plan::Phase::decode ? "decode" : "prefill",
+                oldest.begin, std::chrono::steady_clock::now(),
+                fmt::format(R"({{"rows": {}, "position": {}}})", oldest.n_rows, oldest.position));
+  return outputs;
 }
 
 void DeviceExecutor::copy_kv(int32_t from_block, int32_t to_block, int n_tokens) {

@@ -1,6 +1,7 @@
 // The executor over a backend::Device: memory reserved at start, and programs cached by shape class.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -48,10 +49,10 @@ plan::Shape shape_class(const Step& step, const Limits& limits, const plan::Poli
 
 class DeviceExecutor final : public Executor {
  public:
-  // The device is loaded; it outlives the executor. Reserves the memory of `memory`. n_tokens is the
-  // tokenizer's size.
+  // The device is loaded; it and the trace outlive the executor. Reserves the memory of `memory`. n_tokens is
+  // the tokenizer's size. Each step is recorded in the trace, from submit() to the end of wait().
   DeviceExecutor(backend::Device& device, const model::Dims& dims, const plan::Policy& policy,
-                 const MemoryPlan& memory, int32_t n_tokens);
+                 const MemoryPlan& memory, int32_t n_tokens, Trace* trace = nullptr);
 
   const Limits& limits() const override { return limits_; }
   void submit(const Step& step) override;
@@ -76,7 +77,13 @@ class DeviceExecutor final : public Executor {
   const plan::Policy policy_;
   Limits limits_;
   std::vector<std::pair<plan::Shape, std::unique_ptr<backend::Program>>> programs_;
-  std::deque<backend::Program*> in_flight_;
+  struct InFlight {
+    backend::Program* program;
+    std::chrono::steady_clock::time_point begin;
+    int32_t n_rows, position;  // of the first segment
+  };
+  std::deque<InFlight> in_flight_;
+  Trace* const trace_;
 };
 
 }  // namespace lily::engine

@@ -19,10 +19,6 @@ using plan::Resource;
 
 constexpr StateSlot kBefore{0}, kAfter{1};
 
-// Experts at ranks 8 and 9 that are closer than this (relative) may change places where the logits are not
-// the same.
-constexpr double kRouterNearTie = 1e-2;
-
 double share_of(double error, double tolerance) {
   return error == 0 ? 0 : tolerance > 0 ? error / tolerance : std::numeric_limits<double>::infinity();
 }

@@ -22,8 +22,6 @@ using backend::kKvBlockTokens;
 using backend::StateSlot;
 
 constexpr StateSlot kState{0};
-// A router's ranks 8 and 9 that are closer than this (relative) may change places.
-constexpr double kRouterNearTie = 1e-2;
 
 struct Tensor {
   std::vector<int64_t> shape;

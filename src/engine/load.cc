@@ -57,8 +57,10 @@ plan::Policy policy_of(const plan::Policy& published, std::string_view backend,
 LoadedModel::LoadedModel(const model::Checkpoint& checkpoint, int32_t n_tokens, const LoadOptions& options)
     : checkpoint_(checkpoint),
       n_tokens_(n_tokens),
-      device_(backend::make_device(options.backend,
-                                   {.threads = options.threads, .tensor_ops = options.tensor_ops})),
+      trace_(options.trace),
+      device_(backend::make_device(
+          options.backend,
+          {.threads = options.threads, .tensor_ops = options.tensor_ops, .trace = trace_.get()})),
       policy_(policy_of(*device_, checkpoint.dims(), options.kv, options.disable)) {
   if (n_tokens < 1 || n_tokens > checkpoint.dims().vocab)
     fail(Fault::model,
@@ -71,7 +73,8 @@ LoadedModel::LoadedModel(const model::Checkpoint& checkpoint, int32_t n_tokens, 
 void LoadedModel::load(const backend::Progress& progress) { device_->load(checkpoint_, progress); }
 
 std::unique_ptr<DeviceExecutor> LoadedModel::make_executor() {
-  auto executor = std::make_unique<DeviceExecutor>(*device_, dims(), policy_, memory_, n_tokens_);
+  auto executor =
+      std::make_unique<DeviceExecutor>(*device_, dims(), policy_, memory_, n_tokens_, trace_.get());
   check_logits(*executor, n_tokens_);
   return executor;
 }

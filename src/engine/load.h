@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "base/trace.h"
 #include "engine/device_executor.h"
 #include "model/checkpoint.h"
 #include "plan/policy.h"
@@ -19,6 +20,7 @@ struct LoadOptions {
   int threads = 0;                       // 0: physical cores
   bool tensor_ops = false;               // DeviceOptions::tensor_ops
   std::optional<plan::FloatType> kv;     // nothing: the backend's default
+  std::shared_ptr<Trace> trace;          // records steps, and ops on cpu and reference; null: nothing
   std::vector<plan::Mechanism> disable;  // an error where the backend does not have one of them
   MemoryOptions memory;
 };
@@ -56,6 +58,7 @@ class LoadedModel {
  private:
   const model::Checkpoint& checkpoint_;
   const int32_t n_tokens_;
+  std::shared_ptr<Trace> trace_;
   std::unique_ptr<backend::Device> device_;
   plan::Policy policy_;
   MemoryPlan memory_;

@@ -46,4 +46,8 @@ double logit_tolerance(const Precision& p, const model::Dims& dims, double row_r
 
 double root_mean_square(std::span<const float> row);
 
+// A router's neighbours in rank, 8 and 9 above all, that are closer than this (relative) may change places
+// where the logits are not the same.
+inline constexpr double kRouterNearTie = 1e-2;
+
 }  // namespace lily::engine

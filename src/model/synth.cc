@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kPrefix = "language_model.";
-constexpr int64_t kPieceBytes = int64_t{4}
+constexpr int64_t kWriteBytes = int64_t{4}
                                 << 20;  // generated and written at once; a multiple of every element size
 
 // SplitMix64's finaliser: a bijection that mixes all bits.
@@ -313,7 +313,7 @@ class OutputFile {
   int fd_;
 };
 
-struct Piece {
+struct TensorPart {
   const Tensor* tensor;
   int64_t first, n_bytes;  // in the tensor
 };
@@ -351,18 +351,18 @@ void write_synthetic(const Dims& dims, const fs::path& folder, const SynthOption
       file.write_at(8, std::as_bytes(std::span(shard.header)));
       const auto data_start = static_cast<int64_t>(8 + shard.header.size());
 
-      std::vector<Piece> pieces;
+      std::vector<TensorPart> pieces;
       for (const Tensor& tensor : shard.tensors) {
         weight_map[tensor.name] = shard.file_name;
-        for (int64_t first = 0; first < tensor.n_bytes; first += kPieceBytes)
-          pieces.push_back({&tensor, first, std::min(kPieceBytes, tensor.n_bytes - first)});
+        for (int64_t first = 0; first < tensor.n_bytes; first += kWriteBytes)
+          pieces.push_back({&tensor, first, std::min(kWriteBytes, tensor.n_bytes - first)});
       }
       std::atomic<size_t> next{0};
       std::atomic<bool> cancelled{false};
       pool.run([&](int thread) {
-        std::vector<std::byte> bytes(static_cast<size_t>(kPieceBytes));
+        std::vector<std::byte> bytes(static_cast<size_t>(kWriteBytes));
         for (size_t i; !cancelled && (i = next.fetch_add(1)) < pieces.size();) {
-          const Piece& piece = pieces[i];
+          const TensorPart& piece = pieces[i];
           const auto out = std::span(bytes).first(static_cast<size_t>(piece.n_bytes));
           Generator(options.seed, *piece.tensor).fill(piece.first, out);
           file.write_at(data_start + piece.tensor->offset + piece.first, out);

@@ -9,7 +9,7 @@
 namespace lily::model {
 namespace {
 
-constexpr size_t kAlignment = 64;
+constexpr size_t kSlabAlignment = 64;
 
 }  // namespace
 
@@ -32,7 +32,7 @@ void WeightStream::for_each_slab(WeightId id, int64_t rows_per_slab,
   const int64_t code_bytes = weight.storage == Storage::q4 ? n_in / 2 : n_in;
   const int64_t n_groups = n_in / kQuantGroup;
   const auto aligned = [](int64_t n) {
-    return (static_cast<size_t>(n) + kAlignment - 1) / kAlignment * kAlignment;
+    return (static_cast<size_t>(n) + kSlabAlignment - 1) / kSlabAlignment * kSlabAlignment;
   };
   const size_t first_bytes = aligned(slab_rows * (is_quantised ? code_bytes : n_in * 2));
   const size_t group_bytes = is_quantised ? aligned(slab_rows * n_groups * 2) : 0;

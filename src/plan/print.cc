@@ -57,4 +57,12 @@ std::string list(const Plan& plan, const Workload& workload) {
   return text;
 }
 
+std::string label(const Op& op) {
+  for (const Use& use : uses(op)) {
+    const int layer = use.resource == Resource::weight ? use.weight.layer : use.layer;
+    if (layer != model::kNoLayer) return fmt::format("{}, layer {}", kind_name(op), layer);
+  }
+  return kind_name(op);
+}
+
 }  // namespace lily::plan

@@ -11,4 +11,7 @@ namespace lily::plan {
 // "stage  kind  weights  inputs -> outputs  bytes  flops", one op a line, a bar between stages.
 std::string list(const Plan& plan, const Workload& workload);
 
+// The kind of an op and the layer that it is of, for a trace: "delta_update, layer 3".
+std::string label(const Op& op);
+
 }  // namespace lily::plan

@@ -17,7 +17,7 @@ size_t n_characters(std::string_view bytes) {
       std::count_if(bytes.begin(), bytes.end(), [](char c) { return (c & 0xC0) != 0x80; }));
 }
 
-struct Reply {
+struct TextReply {
   std::string model;
   bool include_usage = false;
   int n_logprobs = -1;
@@ -26,7 +26,7 @@ struct Reply {
 
 class TextWriter final : public AnswerWriter {
  public:
-  TextWriter(Reply reply, const text::Tokenizer& tokenizer)
+  TextWriter(TextReply reply, const text::Tokenizer& tokenizer)
       : reply_(std::move(reply)),
         tokenizer_(tokenizer),
         id_(new_id("cmpl-")),
@@ -130,7 +130,7 @@ class TextWriter final : public AnswerWriter {
 
   Json usage() const { return openai_usage(said_.end.usage, 0); }
 
-  Reply reply_;
+  TextReply reply_;
   const text::Tokenizer& tokenizer_;
   std::string id_;
   int64_t created_;
@@ -173,7 +173,7 @@ Call parse_text_completion(const Json& json, const ServedModel& model) {
   refuse_several(body, "n");
   refuse_several(body, "best_of");
   engine::TextRequest request;
-  Reply reply{.model = body.text("model").value_or(model.id)};
+  TextReply reply{.model = body.text("model").value_or(model.id)};
   parse_prompt(body, model, request);
   if (auto format = body.object("response_format")) request.format = parse_format(*format);
   request.sampling = parse_sampling(body, model);

@@ -91,6 +91,32 @@ TEST(Run, OneSeedGivesOneAnswer) {
   EXPECT_NE(a["token_ids"], other["token_ids"]);
 }
 
+TEST(Run, AProfileShowsEveryStepAndOp) {
+  const TempFolder folder;
+  const fs::path path = folder.path() / "trace.json";
+  const Outcome run =
+      lily("run " + kTiny + "--backend cpu -n 5 --profile " + path.string() + " " + kQuestion);
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  int n_decode = 0, n_attention = 0;
+  double steps_us = 0, ops_us = 0;
+  for (const Json& event : Json::parse(read_file(path))) {
+    if (event["ph"] != "X") continue;
+    const std::string name = event["name"];
+    EXPECT_GE(event["dur"].get<double>(), 0) << event;
+    n_decode += name == "decode";
+    n_attention += name.find("attention") != std::string::npos;
+    const bool is_step = event["args"].contains("rows");
+    (is_step ? steps_us : ops_us) += event["dur"].get<double>();
+  }
+  EXPECT_GE(n_decode, 4);
+  EXPECT_GE(n_attention, 4);
+  EXPECT_GT(ops_us, 0.3 * steps_us);  // ops are most of a step, and lie inside of steps
+  EXPECT_LE(ops_us, steps_us);
+  EXPECT_EQ(read_file(path).find("river"), std::string::npos);
+  expect_one_clear_line(lily("run " + kTiny + "--profile /nowhere/t.json " + kQuestion), 2,
+                        "/nowhere/t.json");
+}
+
 TEST(Run, ToolsCanBeCalled) {
   std::ifstream goldens("tests/golden/lily-tiny/prompts.jsonl");
   Json golden;

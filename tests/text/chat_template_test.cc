@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "tests/text/golden_lines.h"
+#include "tests/text/tiny_tokenizer.h"
 #include "text/json_text.h"
 
 namespace lily::text {
@@ -73,11 +74,6 @@ TEST(ChatTemplate, EqualsTheOriginalOnGeneratedChats) {
     else EXPECT_EQ(rendered(row), "error: " + row["error"].get<std::string>()) << row;
   }
   EXPECT_GT(n_texts, 180);
-}
-
-const Tokenizer& tiny() {
-  static const Tokenizer tokenizer = Tokenizer::load("models/lily-tiny");
-  return tokenizer;
 }
 
 TEST(ChatTemplate, SegmentsTokeniseLikeTheWholePrompt) {

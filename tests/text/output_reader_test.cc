@@ -4,14 +4,10 @@
 
 #include "tests/text/golden_lines.h"
 #include "tests/text/parsed_answer.h"
+#include "tests/text/tiny_tokenizer.h"
 
 namespace lily::text {
 namespace {
-
-const Tokenizer& tiny() {
-  static const Tokenizer tokenizer = Tokenizer::load("models/lily-tiny");
-  return tokenizer;
-}
 
 ParsedOutput read(const std::vector<int32_t>& ids, const OutputOptions& options,
                   OutputEnd end = OutputEnd::stop) {

@@ -10,17 +10,13 @@
 
 #include "base/error.h"
 #include "tests/text/golden_lines.h"
+#include "tests/text/tiny_tokenizer.h"
 #include "text/unicode.h"
 
 namespace lily::text {
 namespace {
 
 using testing::ElementsAre;
-
-const Tokenizer& tiny() {
-  static const Tokenizer tokenizer = Tokenizer::load("models/lily-tiny");
-  return tokenizer;
-}
 
 int32_t id(std::string_view added) { return tiny().id_of(added).value(); }
 

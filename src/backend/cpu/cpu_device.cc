@@ -42,7 +42,9 @@ constexpr int64_t kFixedBlocksFrom = 512;
 class CpuDevice final : public Device {
  public:
   explicit CpuDevice(const DeviceOptions& options)
-      : pool_(options.threads > 0 ? options.threads : physical_cores()), scratch_(pool_.n_threads()) {
+      : pool_(options.threads > 0 ? options.threads : physical_cores()),
+        trace_(options.trace),
+        scratch_(pool_.n_threads()) {
     info_.backend = "cpu";
     info_.name = fmt::format("{}, {} thread{}, {}", processor_name(), pool_.n_threads(),
                              pool_.n_threads() == 1 ? "" : "s", to_string(current_target()));
@@ -93,7 +95,7 @@ class CpuDevice final : public Device {
 
   std::unique_ptr<Program> compile(plan::Plan plan) override {
     LILY_CHECK(plan.policy.kv == memory().kv_type(), "the plan's KV type is not the one reserved");
-    return std::make_unique<CpuProgram>(std::move(plan), weights(), memory(), pool_, scratch_);
+    return std::make_unique<CpuProgram>(std::move(plan), weights(), memory(), pool_, scratch_, trace_);
   }
 
   void copy_state(StateSlot src, StateSlot dst) override { memory().copy_state(src, dst); }
@@ -152,6 +154,7 @@ class CpuDevice final : public Device {
   }
 
   ThreadPool pool_;
+  Trace* const trace_;
   DeviceInfo info_;
   Scratch scratch_;
   std::optional<Weights> weights_;

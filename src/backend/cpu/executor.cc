@@ -32,7 +32,8 @@ void Executor::reserve(size_t n_intervals) {
   n_queues_ = n_intervals;
 }
 
-void Executor::run(std::span<const Interval> intervals, const Step& step, const Scratch& scratch) {
+void Executor::run(std::span<const Interval> intervals, const Step& step, const Scratch& scratch,
+                   std::span<Clock::time_point> ends) {
   LILY_CHECK(intervals.size() <= n_queues_, "{} intervals", intervals.size());
   for (size_t i = 0; i < intervals.size(); ++i) {
     Queue& queue = queues_[i];
@@ -40,13 +41,15 @@ void Executor::run(std::span<const Interval> intervals, const Step& step, const 
     queue.n_units = 0;
     for (const Phase* phase : intervals[i].phases) queue.n_units += phase->n_units(step);
   }
-  pool_.run([&](int thread) { work(intervals, step, {thread, scratch.worker(thread)}); });
+  pool_.run([&](int thread) { work(intervals, step, {thread, scratch.worker(thread)}, ends); });
 }
 
-void Executor::work(std::span<const Interval> intervals, const Step& step, Worker worker) {
+void Executor::work(std::span<const Interval> intervals, const Step& step, Worker worker,
+                    std::span<Clock::time_point> ends) {
   for (size_t i = 0; i < intervals.size(); ++i) {
     run_units(intervals[i], queues_[i], step, worker);
     barrier();
+    if (worker.thread == 0 && !ends.empty()) ends[i] = Clock::now();
   }
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -38,11 +39,14 @@ struct Interval {
 
 class Executor {
  public:
+  using Clock = std::chrono::steady_clock;
+
   explicit Executor(ThreadPool& pool) : pool_(pool) {}
   // The most intervals that a run will have; at least as many as any op has phases.
   void reserve(size_t n_intervals);
-  // Runs the intervals one after the other.
-  void run(std::span<const Interval> intervals, const Step& step, const Scratch& scratch);
+  // Runs the intervals one after the other. `ends`, if not empty, gets the time when each was over.
+  void run(std::span<const Interval> intervals, const Step& step, const Scratch& scratch,
+           std::span<Clock::time_point> ends = {});
 
  private:
   // The units of an interval: how many its phases have, and the next to hand out.
@@ -50,7 +54,8 @@ class Executor {
     std::atomic<int64_t> next{0};
     int64_t n_units = 0;
   };
-  void work(std::span<const Interval> intervals, const Step& step, Worker worker);
+  void work(std::span<const Interval> intervals, const Step& step, Worker worker,
+            std::span<Clock::time_point> ends);
   void run_units(const Interval& interval, Queue& queue, const Step& step, Worker& worker);
   void barrier();
 

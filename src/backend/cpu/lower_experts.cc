@@ -23,8 +23,6 @@ using plan::kNoValue;
 using plan::Routing;
 using plan::ValueId;
 
-plan::View whole(const LowerContext& c, ValueId id) { return {id, 0, c.plan.value(id).cols}; }
-
 // An expert weight as the checkpoint has it, or P1's ablation: expanded to bf16 in memory, in tiles too.
 struct Experts {
   PackedWeight weight;

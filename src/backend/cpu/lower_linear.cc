@@ -13,8 +13,6 @@ constexpr int64_t kUnitRows = 128;
 
 int64_t row_blocks(int64_t rows) { return (rows + kUnitRows - 1) / kUnitRows; }
 
-plan::View whole(const LowerContext& c, plan::ValueId id) { return {id, 0, c.plan.value(id).cols}; }
-
 }  // namespace
 
 void add_linear_phase(Lowered& op, const LowerContext& context, const std::vector<TileMatrix>& weights,

@@ -8,6 +8,8 @@
 
 namespace lily::backend::cpu {
 
+inline plan::View whole(const LowerContext& c, plan::ValueId id) { return {id, 0, c.plan.value(id).cols}; }
+
 // Activation rows of linear layers: normalised if asked for, and quantised if one of the weights is. Few rows
 // are prepared by every thread for itself, which costs less than a barrier; many by all threads together, in
 // a phase of their own that add_phase() appends.

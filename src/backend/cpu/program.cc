@@ -1,11 +1,15 @@
 #include "backend/cpu/program.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <limits>
 
 #include "base/error.h"
 #include "base/half.h"
+#include "base/trace.h"
+#include "plan/print.h"
 
 namespace lily::backend::cpu {
 namespace {
@@ -20,6 +24,14 @@ void append_intervals(std::span<const Lowered> ops, std::vector<Interval>& inter
       if (phase < op.phases.size()) interval.phases.push_back(&op.phases[phase]);
     intervals.push_back(std::move(interval));
   }
+}
+
+// The ops [first, last) of a stage, for a trace: "layers.3: delta_update".
+std::string names(const plan::Plan& plan, size_t first, size_t last) {
+  std::string text;
+  for (size_t i = first; i < last; ++i)
+    text += fmt::format("{}{}", i == first ? "" : " + ", plan::label(plan.ops[i]));
+  return text;
 }
 
 struct Sizes {
@@ -43,12 +55,13 @@ std::vector<Lowered> lower_all(const plan::Plan& plan, const Weights& weights, S
 }  // namespace
 
 CpuProgram::CpuProgram(plan::Plan plan, const Weights& weights, Memory& memory, ThreadPool& pool,
-                       Scratch& shared)
+                       Scratch& shared, Trace* trace)
     : plan_(std::move(plan)),
       own_scratch_(plan_.options.keep_values ? std::make_unique<Scratch>(pool.n_threads()) : nullptr),
       scratch_(own_scratch_ ? *own_scratch_ : shared),
       step_(plan_, memory),
-      executor_(pool) {
+      executor_(pool),
+      trace_(trace) {
   if (plan_.policy.activation != plan::FloatType::f32 || plan_.policy.residual != plan::FloatType::f32)
     fail(Fault::user, "the cpu backend computes with fp32 activations and cannot run a plan with bf16 ones");
   Sizes sizes;
@@ -57,9 +70,11 @@ CpuProgram::CpuProgram(plan::Plan plan, const Weights& weights, Memory& memory, 
     size_t last = first;
     while (last < lowered_.size() && plan_.stage[last] == plan_.stage[first]) ++last;
     append_intervals(std::span(lowered_).subspan(first, last - first), intervals_);
+    if (trace_ != nullptr) interval_names_.resize(intervals_.size(), names(plan_, first, last));
     first = last;
   }
   executor_.reserve(intervals_.size());
+  if (trace_ != nullptr) interval_ends_.resize(intervals_.size());
   scratch_.reserve(plan_.scratch_bytes + sizes.extra_bytes + 64, sizes.worker_bytes + 64);
   const auto outputs = static_cast<size_t>(plan_.shape.outputs);
   for (Outputs& out : outputs_) {
@@ -74,9 +89,18 @@ void CpuProgram::submit(const StepInputs& inputs) {
   if (plan_.options.keep_values)
     std::memset(scratch_.values(), 0xff, static_cast<size_t>(plan_.scratch_bytes));
   step_.begin(inputs, scratch_.values());
-  executor_.run(intervals_, step_, scratch_);
+  run_traced();
   collect(outputs_[static_cast<size_t>(n_submitted_ % 2)]);
   ++n_submitted_;
+}
+
+void CpuProgram::run_traced() {
+  auto begin = Executor::Clock::now();
+  executor_.run(intervals_, step_, scratch_, interval_ends_);
+  for (size_t i = 0; i < interval_ends_.size(); ++i) {
+    trace_->add(Trace::Track::ops, interval_names_[i], begin, interval_ends_[i]);
+    begin = interval_ends_[i];
+  }
 }
 
 StepOutputs CpuProgram::wait() {

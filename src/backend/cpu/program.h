@@ -3,6 +3,7 @@
 
 #include <array>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "backend/backend.h"
@@ -13,7 +14,8 @@ namespace lily::backend::cpu {
 class CpuProgram final : public Program {
  public:
   // All references outlive the program. A plan that keeps its values has scratch memory of its own.
-  CpuProgram(plan::Plan plan, const Weights& weights, Memory& memory, ThreadPool& pool, Scratch& shared);
+  CpuProgram(plan::Plan plan, const Weights& weights, Memory& memory, ThreadPool& pool, Scratch& shared,
+             Trace* trace = nullptr);
 
   const plan::Plan& plan() const override { return plan_; }
   void submit(const StepInputs& inputs) override;
@@ -29,6 +31,7 @@ class CpuProgram final : public Program {
     StepOutputs view;
   };
 
+  void run_traced();
   void collect(Outputs& out) const;
   void copy_masked_logits(plan::ValueId logits, Outputs& out) const;
 
@@ -39,7 +42,10 @@ class CpuProgram final : public Program {
   Scratch& scratch_;
   Step step_;
   Executor executor_;
-  std::array<Outputs, 2> outputs_;  // a step's stay until the second step after it
+  Trace* const trace_;
+  std::vector<std::string> interval_names_;                 // with a trace: "norm_linear + router"
+  std::vector<Executor::Clock::time_point> interval_ends_;  // with a trace
+  std::array<Outputs, 2> outputs_;                          // a step's stay until the second step after it
   int n_submitted_ = 0, n_waited_ = 0;
 };
 

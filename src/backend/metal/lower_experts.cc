@@ -9,7 +9,6 @@ using kernels::RouterParams;
 using model::Weight;
 
 namespace {
-uint32_t u(int64_t n) { return static_cast<uint32_t>(n); }
 constexpr uint32_t kRowsOfGroup = 8;  // output rows of a threadgroup in the decode kernels
 }  // namespace
 

@@ -16,8 +16,6 @@ using PlaceKind = Place::Kind;
 
 namespace {
 
-uint32_t u(int64_t n) { return static_cast<uint32_t>(n); }
-
 constexpr uint32_t kConvRows = 64;  // of a thread in short_conv
 
 }  // namespace

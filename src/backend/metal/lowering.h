@@ -129,6 +129,9 @@ class Lowering {
 
 inline constexpr int kFewRows = 8;
 
+// As kernels take their numbers.
+inline uint32_t u(int64_t n) { return static_cast<uint32_t>(n); }
+
 // "q4", "q8" or "bf16", as kernels' names end.
 const char* storage_name(int bits);
 // What stands in the names of matrix kernels for the unit that they run on.

@@ -8,7 +8,9 @@
 #include "backend/reference/machine.h"
 #include "backend/step_checks.h"
 #include "base/error.h"
+#include "base/trace.h"
 #include "model/checkpoint.h"
+#include "plan/print.h"
 
 namespace lily::backend {
 namespace reference {
@@ -46,12 +48,14 @@ Step make_step(const plan::Plan& plan, const MemorySpec& memory, const StepInput
 
 class ReferenceProgram final : public Program {
  public:
-  ReferenceProgram(plan::Plan plan, const model::WeightStore& weights, Memory& memory, ThreadPool& pool)
+  ReferenceProgram(plan::Plan plan, const model::WeightStore& weights, Memory& memory, ThreadPool& pool,
+                   Trace* trace)
       : plan_(std::move(plan)),
         simple_(plan::expanded(plan_)),
         weights_(weights),
         memory_(memory),
-        pool_(pool) {
+        pool_(pool),
+        trace_(trace) {
     for (const plan::Value& value : simple_.values) {
       Tensor tensor{.n_rows = plan::rows_bound(simple_, value), .n_cols = value.cols};
       if (value.rows == plan::RowSpace::matrix) tensor.n_rows = 0;  // see ExpandWeight
@@ -138,7 +142,11 @@ class ReferenceProgram final : public Program {
 
   void run_simple(const std::vector<plan::Op>& ops) {
     const Machine machine{simple_, weights_, memory_, values_, step_, pool_};
-    for (const plan::Op& op : ops) run_op(machine, op);
+    for (const plan::Op& op : ops) {
+      const auto begin = Trace::Clock::now();
+      run_op(machine, op);
+      if (trace_ != nullptr) trace_->add(Trace::Track::ops, plan::label(op), begin, Trace::Clock::now());
+    }
   }
 
   Outputs collect() {
@@ -185,6 +193,7 @@ class ReferenceProgram final : public Program {
   const model::WeightStore& weights_;
   Memory& memory_;
   ThreadPool& pool_;
+  Trace* const trace_;
   std::vector<Tensor> values_;
   Step step_;
   std::deque<Outputs> done_;
@@ -197,6 +206,7 @@ class ReferenceDevice final : public Device {
  public:
   explicit ReferenceDevice(const DeviceOptions& options)
       : pool_(options.threads > 0 ? options.threads : physical_cores()),
+        trace_(options.trace),
         info_{.backend = "reference", .name = fmt::format("scalar, {} threads", pool_.n_threads())} {}
 
   const DeviceInfo& info() const override { return info_; }
@@ -234,7 +244,7 @@ class ReferenceDevice final : public Device {
 
   std::unique_ptr<Program> compile(plan::Plan plan) override {
     LILY_CHECK(weights_.has_value(), "compile before load");
-    return std::make_unique<ReferenceProgram>(std::move(plan), *weights_, memory_, pool_);
+    return std::make_unique<ReferenceProgram>(std::move(plan), *weights_, memory_, pool_, trace_);
   }
 
   void copy_state(StateSlot src, StateSlot dst) override {
@@ -278,6 +288,7 @@ class ReferenceDevice final : public Device {
   }
 
   ThreadPool pool_;
+  Trace* const trace_;
   DeviceInfo info_;
   std::optional<model::WeightStore> weights_;
   Memory memory_;

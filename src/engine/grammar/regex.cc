@@ -10,7 +10,7 @@
 namespace lily::engine::grammar {
 namespace {
 
-constexpr int kMaxNesting = 100;
+constexpr int kMaxRegexNesting = 100;
 constexpr int kMaxRepeat = 1000;
 constexpr int kMaxNfaStates = 20'000;
 constexpr uint32_t kLastCodePoint = 0x10ffff;
@@ -97,7 +97,7 @@ class Parser {
   }
 
   Tree alternatives(int depth) {
-    if (depth > kMaxNesting) refuse("nesting this deep");
+    if (depth > kMaxRegexNesting) refuse("nesting this deep");
     Tree all{.kind = Tree::Kind::alternatives};
     do {
       Tree sequence{.kind = Tree::Kind::sequence};

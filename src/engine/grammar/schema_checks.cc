@@ -13,11 +13,6 @@ namespace {
 
 constexpr int kMaxValueDepth = 64;
 
-const ordered_json* member(const ordered_json& schema, const char* key) {
-  const auto at = schema.find(key);
-  return at == schema.end() ? nullptr : &*at;
-}
-
 int64_t n_characters(const std::string& text) {
   return std::count_if(text.begin(), text.end(),
                        [](char c) { return (static_cast<uint8_t>(c) & 0xc0) != 0x80; });

@@ -26,11 +26,6 @@ std::string below(const std::string& path, std::string_view key) {
 
 std::string below(const std::string& path, size_t index) { return below(path, std::to_string(index)); }
 
-const ordered_json* member(const ordered_json& schema, const char* key) {
-  const auto at = schema.find(key);
-  return at == schema.end() ? nullptr : &*at;
-}
-
 std::string json_quoted(std::string_view text) {
   std::string out = "\"";
   text::escape_json_append(text, out);

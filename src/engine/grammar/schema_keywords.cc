@@ -144,6 +144,11 @@ const char* reason(const Keyword& keyword, const ordered_json& value) {
 
 }  // namespace
 
+const ordered_json* member(const ordered_json& schema, const char* key) {
+  const auto at = schema.find(key);
+  return at == schema.end() ? nullptr : &*at;
+}
+
 uint32_t type_of(const ordered_json& value) {
   switch (value.type()) {
     case ordered_json::value_t::null:

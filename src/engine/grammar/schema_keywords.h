@@ -23,6 +23,8 @@ enum TypeBits : uint32_t {
   kAllTypes = 127,
 };
 
+// The value of a key; null if the object has none.
+const ordered_json* member(const ordered_json& schema, const char* key);
 uint32_t type_of(const ordered_json& value);
 // By `type` and `nullable`; nothing if the schema does not say.
 std::optional<uint32_t> stated_types(const ordered_json& schema);

@@ -9,7 +9,7 @@ namespace {
 
 using plan::FloatType;
 
-constexpr int kDim = 256;
+constexpr int kHeadDim = 256;
 
 class Attention : public PerTarget {};
 
@@ -27,14 +27,14 @@ struct Cache {
         heads(n_heads),
         memory((n_keys / 64 + 3) * n_heads * 2 * kKvPlane * (type == FloatType::bf16 ? 2 : 4)),
         kv{memory.data(), type, n_heads},
-        k(random_floats(n_heads * n_keys * kDim, random)),
-        v(random_floats(n_heads * n_keys * kDim, random)) {
+        k(random_floats(n_heads * n_keys * kHeadDim, random)),
+        v(random_floats(n_heads * n_keys * kHeadDim, random)) {
     for (int32_t i = 0; i < n_keys / 64 + 1; ++i) table.push_back(i);
     std::ranges::shuffle(table, random);
     for (int h = 0; h < heads; ++h) {
       for (int64_t i = 0; i < n; ++i) {
-        float* key = k.data() + (h * n + i) * kDim;
-        float* value = v.data() + (h * n + i) * kDim;
+        float* key = k.data() + (h * n + i) * kHeadDim;
+        float* value = v.data() + (h * n + i) * kHeadDim;
         store_key(kv, table[static_cast<size_t>(i / 64)], h, static_cast<int>(i % 64), key);
         store_value(kv, table[static_cast<size_t>(i / 64)], h, static_cast<int>(i % 64), value);
         load_key(kv, table[static_cast<size_t>(i / 64)], h, static_cast<int>(i % 64), key);
@@ -60,8 +60,8 @@ std::vector<float> attend(const Cache& cache, int head, std::span<const Query> q
     for (size_t r = 0; r < queries.size(); ++r)
       if (queries[r].n_keys > split * kSplitKeys) merge_partial(sums[r], next[r]);
   }
-  std::vector<float> o(queries.size() * kDim, kPoison);
-  for (size_t r = 0; r < queries.size(); ++r) finish_partial(sums[r], o.data() + r * kDim);
+  std::vector<float> o(queries.size() * kHeadDim, kPoison);
+  for (size_t r = 0; r < queries.size(); ++r) finish_partial(sums[r], o.data() + r * kHeadDim);
   return o;
 }
 
@@ -71,18 +71,19 @@ TEST_P(Attention, AgreesWithDoublePrecision) {
     for (int64_t n : {1, 15, 16, 17, 63, 64, 65, 511, 512, 513, 1100}) {
       SCOPED_TRACE(testing::Message() << n << " keys");
       const Cache cache(n, 2, type, random);
-      const auto q = random_floats(8 * kDim, random, 2);
+      const auto q = random_floats(8 * kHeadDim, random, 2);
       std::vector<Query> queries;
-      for (int r = 0; r < 8; ++r) queries.push_back({q.data() + r * kDim, n});
+      for (int r = 0; r < 8; ++r) queries.push_back({q.data() + r * kHeadDim, n});
       const auto o = attend(cache, 1, queries);
       Worst worst;
       for (size_t r = 0; r < 8; ++r) {
-        std::vector<double> p(static_cast<size_t>(n)), o_want(kDim, 0.0);
+        std::vector<double> p(static_cast<size_t>(n)), o_want(kHeadDim, 0.0);
         double peak = -1e300, total = 0, size = 0;
         for (int64_t i = 0; i < n; ++i) {
           double s = 0, terms = 0;
-          for (size_t d = 0; d < kDim; ++d) {
-            const double term = q[r * kDim + d] * cache.k[static_cast<size_t>((n + i) * kDim) + d] / 16;
+          for (size_t d = 0; d < kHeadDim; ++d) {
+            const double term =
+                q[r * kHeadDim + d] * cache.k[static_cast<size_t>((n + i) * kHeadDim) + d] / 16;
             s += term;
             terms += std::abs(term);
           }
@@ -93,15 +94,15 @@ TEST_P(Attention, AgreesWithDoublePrecision) {
         for (double& s : p) total += s = std::exp(s - peak);
         double largest = 0;
         for (int64_t i = 0; i < n; ++i)
-          for (size_t d = 0; d < kDim; ++d) {
-            const double value = cache.v[static_cast<size_t>((n + i) * kDim) + d];
+          for (size_t d = 0; d < kHeadDim; ++d) {
+            const double value = cache.v[static_cast<size_t>((n + i) * kHeadDim) + d];
             o_want[d] += p[static_cast<size_t>(i)] / total * value;
             largest = std::max(largest, std::abs(value));
           }
         // A score's rounding (256 terms, random signs) scales its weight; weights sum to one.
         const double tolerance = largest * kEps * (2 * 16 * size / 4 + static_cast<double>(n) / 16 + 32);
-        for (size_t d = 0; d < kDim; ++d)
-          worst.see(static_cast<int64_t>(r * kDim + d), o[r * kDim + d], o_want[d], tolerance);
+        for (size_t d = 0; d < kHeadDim; ++d)
+          worst.see(static_cast<int64_t>(r * kHeadDim + d), o[r * kHeadDim + d], o_want[d], tolerance);
       }
       LILY_EXPECT_CLOSE(worst);
     }
@@ -111,20 +112,21 @@ TEST_P(Attention, AgreesWithDoublePrecision) {
 TEST_P(Attention, ARowIsTheSameAloneAndAmongOthers) {
   std::mt19937 random(2);
   const Cache cache(700, 1, FloatType::bf16, random);
-  const auto q = random_floats(21 * kDim, random);
+  const auto q = random_floats(21 * kHeadDim, random);
   std::vector<Query> queries;
-  for (int r = 0; r < 21; ++r) queries.push_back({q.data() + r * kDim, 1 + (r * 257) % 700});
+  for (int r = 0; r < 21; ++r) queries.push_back({q.data() + r * kHeadDim, 1 + (r * 257) % 700});
   const auto together = attend(cache, 0, queries);
   for (size_t r = 0; r < queries.size(); ++r) {
     const auto alone = attend(cache, 0, std::span(queries).subspan(r, 1));
-    EXPECT_EQ(0, std::memcmp(alone.data(), together.data() + r * kDim, kDim * sizeof(float))) << "row " << r;
+    EXPECT_EQ(0, std::memcmp(alone.data(), together.data() + r * kHeadDim, kHeadDim * sizeof(float)))
+        << "row " << r;
   }
 }
 
 TEST_P(Attention, LargeScoresDoNotOverflow) {
   std::mt19937 random(3);
   const Cache cache(130, 1, FloatType::f32, random);
-  auto q = random_floats(kDim, random, 1e4f);
+  auto q = random_floats(kHeadDim, random, 1e4f);
   const Query query{q.data(), 130};
   for (float v : attend(cache, 0, {&query, 1})) EXPECT_TRUE(std::isfinite(v));
 }
@@ -132,7 +134,7 @@ TEST_P(Attention, LargeScoresDoNotOverflow) {
 TEST(KvBlock, EveryElementHasOnePlace) {
   std::vector<int> keys(static_cast<size_t>(kKvPlane)), values(keys);
   for (int key = 0; key < kKvKeys; ++key) {
-    for (int dim = 0; dim < kDim; ++dim) {
+    for (int dim = 0; dim < kHeadDim; ++dim) {
       ++keys[static_cast<size_t>(key_index(key, dim))];
       ++values[static_cast<size_t>(value_index(key, dim))];
     }
