@@ -26,7 +26,7 @@ constexpr int kWarmUpTokens = 4;
 // not repeated after the first round.
 constexpr double kShortWarmUp_s = 1;
 
-struct Options {
+struct AblateOptions {
   ModelOptions model;
   std::string only;  // "P1,D3"
   std::vector<int> prompts = {512, 2048}, contexts = {4096};
@@ -67,7 +67,7 @@ std::string why_absent(plan::Mechanism m, const std::string& backend) {
   return fmt::format("the {} backend has no variant without it", backend);
 }
 
-std::vector<Ablation> ablations(const plan::Policy& on, const Options& o, const std::string& backend) {
+std::vector<Ablation> ablations(const plan::Policy& on, const AblateOptions& o, const std::string& backend) {
   std::vector<plan::Mechanism> wanted = plan::parse_mechanisms(o.only);
   if (o.only.empty())
     for (int i = 0; i < plan::kMechanisms; ++i) wanted.push_back(static_cast<plan::Mechanism>(i));
@@ -94,7 +94,7 @@ std::string idle_at(const plan::Policy& on, const std::string& id, int length) {
 
 class Comparison {
  public:
-  Comparison(engine::LoadedModel& model, int64_t weight_bytes, const Options& options)
+  Comparison(engine::LoadedModel& model, int64_t weight_bytes, const AblateOptions& options)
       : model_(model), weight_bytes_(weight_bytes), o_(options) {}
 
   // tok/s of one policy in a turn of its own.
@@ -166,7 +166,7 @@ class Comparison {
  private:
   engine::LoadedModel& model_;
   const int64_t weight_bytes_;
-  const Options& o_;
+  const AblateOptions& o_;
   std::mt19937 random_{1};
   std::map<int, double> warm_up_s_;
 };
@@ -192,7 +192,7 @@ void print_row(const Json& row) {
   std::fflush(stdout);
 }
 
-int run(const Options& o) {
+int run_ablate(const AblateOptions& o) {
   const std::string folder = find_model(o.model.model);
   const model::Checkpoint checkpoint = model::Checkpoint::open(folder);
   engine::LoadOptions load = load_options(o.model);
@@ -250,7 +250,7 @@ int run(const Options& o) {
 }  // namespace
 
 void add_ablate(CLI::App& app, Action& action) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<AblateOptions>();
   CLI::App* command =
       app.add_subcommand("ablate", "What each mechanism gains: on and off in turns, in one process");
   add_model_options(*command, options->model);
@@ -275,7 +275,7 @@ void add_ablate(CLI::App& app, Action& action) {
       "Examples:\n  lily ablate -m models/lily-tiny --only P4,D6\n"
       "  lily ablate -m /tmp/synthetic --backend cuda --contexts 4096,32768 --plot gains.svg\n"
       "A gain of +0.5 in JSON, +50 % in the table: with the mechanism 1.5 times the tokens a second.");
-  command->callback([options, &action] { action = [options] { return run(*options); }; });
+  command->callback([options, &action] { action = [options] { return run_ablate(*options); }; });
 }
 
 }  // namespace lily::cli

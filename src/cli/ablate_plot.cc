@@ -14,7 +14,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr double kWidth = 720, kLeft = 190, kRight = 90, kTop = 44, kBar = 24, kBottom = 34;
+constexpr double kBarsWidth = 720, kBarsLeft = 190, kBarsRight = 90, kBarsTop = 44, kBar = 24,
+                 kBarsBottom = 34;
 constexpr const char *kGainColour = "#0b6e4f", *kLossColour = "#b4532a";
 
 }  // namespace
@@ -29,10 +30,10 @@ std::string gains_svg(const Json& rows, const std::string& device) {
     ++n_bars;
   }
   const auto x_of = [&](double gain) {
-    return kLeft + (gain - low) / (high - low) * (kWidth - kLeft - kRight);
+    return kBarsLeft + (gain - low) / (high - low) * (kBarsWidth - kBarsLeft - kBarsRight);
   };
   std::string bars;
-  double y = kTop;
+  double y = kBarsTop;
   for (const Json& row : rows) {
     if (!row["gain"].is_number()) continue;
     const double gain = row["gain"];
@@ -42,7 +43,7 @@ std::string gains_svg(const Json& rows, const std::string& device) {
         "<rect x=\"{5:.1f}\" y=\"{6:.1f}\" width=\"{7:.1f}\" height=\"{8}\" fill=\"{9}\"/>\n"
         "<line x1=\"{10:.1f}\" x2=\"{11:.1f}\" y1=\"{12:.1f}\" y2=\"{12:.1f}\" stroke=\"#333\"/>\n"
         "<text x=\"{13:.1f}\" y=\"{1:.1f}\">{14:+.1f} %</text>\n",
-        kLeft - 8, y + 15, escaped(row["id"].get<std::string>()), row["phase"].get<std::string>(),
+        kBarsLeft - 8, y + 15, escaped(row["id"].get<std::string>()), row["phase"].get<std::string>(),
         row["length"].get<int>(), from, y + 3, std::max(to - from, 1.0), kBar - 8,
         gain < 0 ? kLossColour : kGainColour, x_of(row["gain_min"]), x_of(row["gain_max"]), y + 11,
         x_of(std::max(row["gain_max"].get<double>(), 0.0)) + 8, gain * 100);
@@ -54,8 +55,8 @@ std::string gains_svg(const Json& rows, const std::string& device) {
       "<text x=\"16\" y=\"24\" font-weight=\"bold\">gain of each mechanism, on against off</text>\n{2}"
       "<line x1=\"{3:.1f}\" x2=\"{3:.1f}\" y1=\"{4}\" y2=\"{5}\" stroke=\"#333\"/>\n"
       "<text x=\"16\" y=\"{6}\">{7}</text>\n</svg>\n",
-      kWidth, kTop + n_bars * kBar + kBottom, bars, x_of(0), kTop, kTop + n_bars * kBar,
-      kTop + n_bars * kBar + 24, escaped(device));
+      kBarsWidth, kBarsTop + n_bars * kBar + kBarsBottom, bars, x_of(0), kBarsTop, kBarsTop + n_bars * kBar,
+      kBarsTop + n_bars * kBar + 24, escaped(device));
 }
 
 void write_gains(const Json& rows, const std::string& device, const std::string& path) {

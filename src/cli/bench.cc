@@ -162,7 +162,7 @@ Json measure_here(const Options& o) {
   return {{"device", device}, {"model", folder}, {"load_s", load_s}, {"results", results}};
 }
 
-int run(const Options& o) {
+int run_bench(const Options& o) {
   const Json document = o.vs.empty() ? measure_here(o) : measure_in_turns(o);
   if (!o.plot.empty()) write_plot(document, o.plot);
   if (o.json) fmt::print("{}\n", document.dump(2));
@@ -215,7 +215,7 @@ void add_bench(CLI::App& app, Action& action) {
       "  LILY_PEER_MODEL=model.gguf lily bench --vs bench/peers/llama_cpp --lengths 256,4096 --plot "
       "speed.svg\n"
       "  lily bench -m /tmp/synthetic --session 10 --new 200 --lengths 16384 --rounds 1");
-  command->callback([options, &action] { action = [options] { return run(*options); }; });
+  command->callback([options, &action] { action = [options] { return run_bench(*options); }; });
 }
 
 }  // namespace lily::cli

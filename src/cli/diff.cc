@@ -13,11 +13,11 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr uint64_t kMaxTextBytes = uint64_t{1} << 20;
+constexpr uint64_t kMaxDiffTextBytes = uint64_t{1} << 20;
 constexpr const char* kSampleText =
     "And the evening and the morning were the first day. def add(a, b):\n    return a + b\n";
 
-struct Options {
+struct DiffOptions {
   ModelOptions model;
   std::string against = "reference", phase = "prefill", until, text;
   int rows = 24;
@@ -31,12 +31,12 @@ Json difference_json(const std::optional<engine::Difference>& d) {
           {"error", d->error}, {"tolerance", d->tolerance}};
 }
 
-int run(const Options& o) {
+int run_diff(const DiffOptions& o) {
   const std::string folder = find_model(o.model.model);
   const model::Checkpoint checkpoint = model::Checkpoint::open(folder);
   const text::Tokenizer tokenizer = text::Tokenizer::load(folder);
   std::vector<int32_t> tokens = tokenizer.encode(
-      o.text.empty() ? kSampleText : read_text_file(o.text, kMaxTextBytes), text::AddedTokens::none);
+      o.text.empty() ? kSampleText : read_text_file(o.text, kMaxDiffTextBytes), text::AddedTokens::none);
   if (tokens.size() > static_cast<size_t>(o.rows)) tokens.resize(static_cast<size_t>(o.rows));
   if (tokens.size() < 2) fail(Fault::user, "diff needs at least 2 tokens of text");
 
@@ -82,7 +82,7 @@ int run(const Options& o) {
 }  // namespace
 
 void add_diff(CLI::App& app, Action& action) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<DiffOptions>();
   CLI::App* command =
       app.add_subcommand("diff", "Run one plan on two backends and name the first op and value that differ");
   add_model_options(*command, options->model);
@@ -100,7 +100,7 @@ void add_diff(CLI::App& app, Action& action) {
   command->footer(
       "Examples:\n  lily diff --backend cpu --against reference\n"
       "  lily diff --backend cpu --phase decode --until layers.3.router_logits");
-  command->callback([options, &action] { action = [options] { return run(*options); }; });
+  command->callback([options, &action] { action = [options] { return run_diff(*options); }; });
 }
 
 }  // namespace lily::cli

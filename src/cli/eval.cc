@@ -19,7 +19,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr uint64_t kMaxTextBytes = uint64_t{64} << 20;
 
-struct Options {
+struct EvalOptions {
   ModelOptions model;
   std::string goldens, text, against;
   int positions = 192, limit = 0, chunk = 0;
@@ -98,7 +98,7 @@ std::vector<int32_t> spread_positions(size_t n_ids, int n_positions) {
   return positions;
 }
 
-Json against_goldens(const Options& o, const model::Checkpoint& checkpoint, int32_t n_tokens) {
+Json against_goldens(const EvalOptions& o, const model::Checkpoint& checkpoint, int32_t n_tokens) {
   engine::Goldens goldens = engine::load_goldens(o.goldens, n_tokens);
   if (o.limit > 0 && goldens.prompts.size() > static_cast<size_t>(o.limit))
     goldens.prompts.resize(static_cast<size_t>(o.limit));
@@ -133,7 +133,7 @@ Json against_goldens(const Options& o, const model::Checkpoint& checkpoint, int3
   return report;
 }
 
-Json on_text(const Options& o, const model::Checkpoint& checkpoint, const text::Tokenizer& tokenizer) {
+Json on_text(const EvalOptions& o, const model::Checkpoint& checkpoint, const text::Tokenizer& tokenizer) {
   const std::vector<int32_t> ids =
       tokenizer.encode(read_text_file(o.text, kMaxTextBytes), text::AddedTokens::none);
   if (ids.size() < 2)
@@ -166,7 +166,7 @@ Json on_text(const Options& o, const model::Checkpoint& checkpoint, const text::
   return report;
 }
 
-int run(const Options& o) {
+int run_eval(const EvalOptions& o) {
   if (o.goldens.empty() == o.text.empty())
     fail(Fault::user, "eval needs either --goldens DIR or --text FILE");
   if (!o.against.empty() && o.text.empty())
@@ -184,7 +184,7 @@ int run(const Options& o) {
 }  // namespace
 
 void add_eval(CLI::App& app, Action& action) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<EvalOptions>();
   CLI::App* command =
       app.add_subcommand("eval", "Perplexity and agreement with golden outputs, a text or another backend");
   add_model_options(*command, options->model);
@@ -203,7 +203,7 @@ void add_eval(CLI::App& app, Action& action) {
   command->footer(
       "Examples:\n  lily eval -m models/lily-tiny --goldens tests/golden/lily-tiny\n"
       "  lily eval --text README.md --backend cpu --against reference");
-  command->callback([options, &action] { action = [options] { return run(*options); }; });
+  command->callback([options, &action] { action = [options] { return run_eval(*options); }; });
 }
 
 }  // namespace lily::cli

@@ -13,7 +13,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-struct Options {
+struct PlanOptions {
   ModelOptions model;
   std::string phase = "decode", shape, device;
   int rows = 0;
@@ -29,7 +29,7 @@ struct Target {
 
 // The backend asked for, else the one that drives the device whose roofline is shown, if its launches are
 // known without it, else the one that runs here.
-Target target_of(const Options& o, const model::Dims& dims) {
+Target target_of(const PlanOptions& o, const model::Dims& dims) {
   const backend::DeviceOptions options{.threads = 1, .tensor_ops = o.model.tensor_ops};
   std::string name = o.model.backend;
   if (name == "auto" && !o.device.empty()) {
@@ -44,7 +44,7 @@ Target target_of(const Options& o, const model::Dims& dims) {
           chosen_policy(*device, dims, o.model)};
 }
 
-int run(const Options& o) {
+int run_plan(const PlanOptions& o) {
   if (o.model.model.empty() == o.shape.empty() && !o.shape.empty())
     fail(Fault::user, "--model and --shape exclude each other");
   model::Dims dims;
@@ -130,7 +130,7 @@ int run(const Options& o) {
 }  // namespace
 
 void add_plan(CLI::App& app, Action& action) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<PlanOptions>();
   CLI::App* command =
       app.add_subcommand("plan", "The plan of a phase: ops, stages, bytes and FLOPs, without running it");
   add_model_options(*command, options->model);
@@ -156,7 +156,7 @@ void add_plan(CLI::App& app, Action& action) {
   command->footer(
       "Examples:\n  lily plan --shape qwen3.6-35b-a3b --phase decode --context 4096 --device m5-max\n"
       "  lily plan --phase prefill --rows 2048 --list");
-  command->callback([options, &action] { action = [options] { return run(*options); }; });
+  command->callback([options, &action] { action = [options] { return run_plan(*options); }; });
 }
 
 }  // namespace lily::cli

@@ -26,7 +26,7 @@ void say_skipped(const std::vector<hub::RemoteFile>& files, const char* why, Tra
                        human_bytes(static_cast<int64_t>(n_bytes))));
 }
 
-int run(hub::PullOptions options) {
+int run_pull(hub::PullOptions options) {
   if (const std::string offline = environment("HF_HUB_OFFLINE"); !offline.empty() && offline != "0")
     fail(Fault::user, "HF_HUB_OFFLINE is set: nothing is downloaded; unset it to pull");
   options.address = [&] {
@@ -85,7 +85,7 @@ void add_pull(CLI::App& app, Action& action) {
       "no_proxy.\n\n"
       "Examples:\n  lily pull\n  lily pull mlx-community/Qwen3.6-35B-A3B-8bit\n"
       "  HF_HUB_CACHE=/mnt/big lily pull");
-  command->callback([options, &action] { action = [options] { return run(*options); }; });
+  command->callback([options, &action] { action = [options] { return run_pull(*options); }; });
 }
 
 }  // namespace lily::cli

@@ -19,7 +19,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr uint64_t kMaxToolsBytes = uint64_t{16} << 20;
 
-struct Options {
+struct RunOptions {
   ModelOptions model;
   AnswerOptions answer;
   DiskOptions disk;
@@ -91,7 +91,7 @@ void check_tools(const Json& tools, const std::string& file) {
   }
 }
 
-int run(const Options& o) {
+int run_run(const RunOptions& o) {
   std::string prompt = fmt::format("{}", fmt::join(o.words, " "));
   const bool is_interactive = prompt.empty() && isatty(STDIN_FILENO) != 0 && !o.json;
   if (prompt.empty() && !is_interactive) prompt = prompt_from_stdin();
@@ -145,7 +145,7 @@ void add_answer_options(CLI::App& command, AnswerOptions& o) {
 }
 
 void add_run(CLI::App& app, Action& action) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<RunOptions>();
   CLI::App* command =
       app.add_subcommand("run", "Answer a prompt given as words or on stdin; with neither, a chat");
   command->add_option("PROMPT", options->words, "The prompt");
@@ -161,7 +161,7 @@ void add_run(CLI::App& app, Action& action) {
       "Examples:\n  lily run \"What is 17 * 23?\"\n  git diff | lily run --system \"Write a commit "
       "message.\"\n"
       "  lily run                      (a chat; /help lists its commands)");
-  command->callback([options, &action] { action = [options] { return run(*options); }; });
+  command->callback([options, &action] { action = [options] { return run_run(*options); }; });
 }
 
 }  // namespace lily::cli

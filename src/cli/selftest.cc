@@ -16,7 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-struct Options {
+struct SelftestOptions {
   std::string backend = "auto";
   int threads = 0;
   bool tensor_ops = false, json = false;
@@ -68,7 +68,7 @@ std::map<std::string, Row> by_op(const std::vector<engine::SelfTestResult>& resu
 }
 
 // What runs by default: every device that is present, less the two that are oracles.
-std::vector<std::string> backends_of(const Options& o) {
+std::vector<std::string> backends_of(const SelftestOptions& o) {
   if (o.backend != "auto") return {o.backend};
   std::vector<std::string> names;
   for (const std::string& name : backend::compiled_backends()) {
@@ -83,7 +83,7 @@ std::vector<std::string> backends_of(const Options& o) {
   return names;
 }
 
-int run(const Options& o) {
+int run_selftest(const SelftestOptions& o) {
   const Checkpoint files;
   const model::Checkpoint checkpoint = model::Checkpoint::open(files.folder());
   const auto reference = backend::make_device("reference", {.threads = o.threads});
@@ -128,7 +128,7 @@ int run(const Options& o) {
 }  // namespace
 
 void add_selftest(CLI::App& app, Action& action) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<SelftestOptions>();
   CLI::App* command = app.add_subcommand(
       "selftest",
       "Test the kernels on the devices present: every op at the model's widths, against the reference");
@@ -141,7 +141,7 @@ void add_selftest(CLI::App& app, Action& action) {
                     "Metal 4's tensor operations, on chips that have them (metal)");
   command->add_flag("--json", options->json, "One JSON document on stdout");
   command->footer("Examples:\n  lily selftest\n  lily selftest --backend metal-emulated");
-  command->callback([options, &action] { action = [options] { return run(*options); }; });
+  command->callback([options, &action] { action = [options] { return run_selftest(*options); }; });
 }
 
 }  // namespace lily::cli

@@ -17,7 +17,7 @@ namespace {
 
 constexpr auto kPoll = std::chrono::milliseconds(50);  // how soon a signal is noticed
 
-struct Options {
+struct ServeOptions {
   ModelOptions model;
   server::HttpOptions http;
   int parallel = 4;
@@ -88,7 +88,7 @@ std::string model_name(const std::string& folder) {
   return name.empty() ? "lily" : name;
 }
 
-int run(Options o) {
+int run_serve(ServeOptions o) {
   if (o.http.api_key.empty())
     if (const char* key = std::getenv("LILY_API_KEY")) o.http.api_key = key;
   if (!o.quiet) set_verbosity(1);
@@ -152,7 +152,7 @@ int run(Options o) {
 }  // namespace
 
 void add_serve(CLI::App& app, Action& action) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<ServeOptions>();
   CLI::App* command = app.add_subcommand("serve", "The HTTP server: OpenAI's and Anthropic's APIs");
   add_model_options(*command, options->model);
   add_profile_option(*command, options->model);
@@ -211,7 +211,7 @@ void add_serve(CLI::App& app, Action& action) {
       "Examples:\n  lily serve\n  lily serve -m models/lily-tiny --port 9000\n"
       "  LILY_API_KEY=secret lily serve --host 0.0.0.0\n"
       "  LILY_UPSTREAM_KEY_BIG=secret lily serve --upstream big=https://gpu.example.org/v1");
-  command->callback([options, &action] { action = [options] { return run(*options); }; });
+  command->callback([options, &action] { action = [options] { return run_serve(*options); }; });
 }
 
 }  // namespace lily::cli

@@ -10,13 +10,13 @@
 namespace lily::cli {
 namespace {
 
-struct Options {
+struct SynthOptions {
   std::string folder, shape = "qwen3.6-35b-a3b";
   int layers = 0, threads = 0;
   uint64_t seed = 1;
 };
 
-int run(const Options& o) {
+int run_synth(const SynthOptions& o) {
   model::Dims dims = o.shape == "lily-tiny" ? model::lily_tiny() : model::qwen36_35b_a3b();
   if (o.layers > dims.n_layers)
     fail(Fault::user, "--layers {}: the shape has {} layers", o.layers, dims.n_layers);
@@ -40,7 +40,7 @@ int run(const Options& o) {
 }  // namespace
 
 void add_synth(CLI::App& app, Action& action) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<SynthOptions>();
   CLI::App* command =
       app.add_subcommand("synth", "Write a synthetic checkpoint with true dimensions and random values");
   command->add_option("DIR", options->folder, "Folder to write")->required();
@@ -52,7 +52,7 @@ void add_synth(CLI::App& app, Action& action) {
   command->add_option("--seed", options->seed)->capture_default_str();
   command->add_option("--threads", options->threads, "0: physical cores")->check(CLI::Range(0, 1024));
   command->footer("Examples:\n  lily synth /tmp/synthetic\n  lily synth --layers 4 /tmp/four-layers");
-  command->callback([options, &action] { action = [options] { return run(*options); }; });
+  command->callback([options, &action] { action = [options] { return run_synth(*options); }; });
 }
 
 }  // namespace lily::cli

@@ -87,13 +87,13 @@ void set_json(httplib::Response& response, int status, const Json& json) {
   response.set_content(to_text(json), "application/json");
 }
 
+}  // namespace
+
 // The HTTP library lets five connections wait to be taken up; a burst of clients needs more.
 class Listener : public httplib::Server {
  public:
   void widen_backlog() { ::listen(svr_sock_, SOMAXCONN); }
 };
-
-}  // namespace
 
 class HttpServer::Implementation {
  public:

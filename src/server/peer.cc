@@ -13,7 +13,7 @@
 namespace lily::server {
 namespace {
 
-constexpr std::chrono::milliseconds kFarewell{1000};
+constexpr std::chrono::milliseconds kDrainFor{1000};
 constexpr int kFirstFd = 3, kLastFd = 1 << 16;
 constexpr int kMaxGap = 512;  // file descriptors are given out lowest first, so that gaps are short
 
@@ -92,9 +92,9 @@ void Peer::hang_up() const {
   using Clock = std::chrono::steady_clock;
   shutdown(fd_, SHUT_WR);
   std::array<char, 1 << 16> dropped;
-  for (const auto end = Clock::now() + kFarewell; Clock::now() < end;) {
+  for (const auto end = Clock::now() + kDrainFor; Clock::now() < end;) {
     pollfd readable{fd_, POLLIN, 0};
-    if (poll(&readable, 1, static_cast<int>(kFarewell.count())) <= 0) break;
+    if (poll(&readable, 1, static_cast<int>(kDrainFor.count())) <= 0) break;
     if (recv(fd_, dropped.data(), dropped.size(), MSG_DONTWAIT) <= 0) break;
   }
   shutdown(fd_, SHUT_RD);

@@ -12,8 +12,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kPoll = std::chrono::milliseconds(100);  // how soon a client that left is noticed
-constexpr size_t kMaxIgnoredNames = 1000;               // that are remembered as logged
+constexpr auto kPollForClient = std::chrono::milliseconds(100);  // how soon a client that left is noticed
+constexpr size_t kMaxIgnoredNames = 1000;                        // that are remembered as logged
 
 ApiError stopping() {
   return {503, "overloaded_error", "stopping", "", "the server is stopping; the answer was given up"};
@@ -89,7 +89,7 @@ Outcome Service::pump(engine::AnswerStream& answer,
     return outcome;
   };
   while (!answer.done()) {
-    const auto event = answer.next_for(kPoll);
+    const auto event = answer.next_for(kPollForClient);
     const auto now = Clock::now();
     if (!is_there()) return leave();
     if (gives_up_) {

@@ -12,14 +12,14 @@
 namespace lily::engine {
 namespace {
 
-constexpr int32_t kTokens = 50;
+constexpr int32_t kSampled = 50;
 constexpr int32_t kVocab = 56;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 std::vector<float> random_logits(std::mt19937& random, bool with_ties) {
   std::normal_distribution<float> normal(0, 3);
   std::vector<float> logits(kVocab, -kInfinity);
-  for (int32_t i = 0; i < kTokens; ++i) {
+  for (int32_t i = 0; i < kSampled; ++i) {
     const float z = normal(random);
     logits[static_cast<size_t>(i)] = with_ties ? std::round(z) : z;
   }
@@ -32,7 +32,7 @@ int32_t oracle(const SamplingParams& p, const std::vector<int32_t>& prompt,
                double u, double* margin) {
   *margin = 1;
   std::map<int32_t, double> z;
-  for (int32_t i = 0; i < kTokens; ++i) z[i] = logits[static_cast<size_t>(i)];
+  for (int32_t i = 0; i < kSampled; ++i) z[i] = logits[static_cast<size_t>(i)];
   for (const auto& [id, bias] : p.logit_bias) z[id] = static_cast<float>(z[id] + bias);
   for (auto& [id, value] : z) {
     const auto count = std::count(generated.begin(), generated.end(), id);
@@ -102,7 +102,7 @@ SamplingParams random_params(std::mt19937& random) {
                    .seed = random(),
                    .sequence = static_cast<uint32_t>(random() % 3)};
   for (uint32_t i = random() % 3; i > 0; --i)
-    p.logit_bias.emplace_back(static_cast<int32_t>(random() % kTokens), pick({-100, -2, 3, 100}));
+    p.logit_bias.emplace_back(static_cast<int32_t>(random() % kSampled), pick({-100, -2, 3, 100}));
   return p;
 }
 
@@ -115,15 +115,16 @@ TEST(Sampler, AgreesWithTheOracleFromLogitsAndFromCandidates) {
   for (int round = 0; round < 3000; ++round) {
     const SamplingParams p = random_params(random);
     std::vector<int32_t> prompt, generated;
-    for (int i = 0; i < 6; ++i) prompt.push_back(static_cast<int32_t>(random() % kTokens));
-    for (uint32_t i = random() % 6; i > 0; --i) generated.push_back(static_cast<int32_t>(random() % kTokens));
-    Sampler sampler(p, prompt, kTokens);
+    for (int i = 0; i < 6; ++i) prompt.push_back(static_cast<int32_t>(random() % kSampled));
+    for (uint32_t i = random() % 6; i > 0; --i)
+      generated.push_back(static_cast<int32_t>(random() % kSampled));
+    Sampler sampler(p, prompt, kSampled);
     for (const int32_t id : generated) sampler.accept(id);
     const std::vector<float> logits = random_logits(random, false);
     std::optional<TokenMask> mask;
     if (random() % 3 == 0) {
-      mask.emplace(kTokens);
-      for (int32_t id = 0; id < kTokens; ++id)
+      mask.emplace(kSampled);
+      for (int32_t id = 0; id < kSampled; ++id)
         if (random() % 4 != 0) mask->allow(id);
     }
     const TokenMask* allowed = mask ? &*mask : nullptr;
@@ -135,7 +136,7 @@ TEST(Sampler, AgreesWithTheOracleFromLogitsAndFromCandidates) {
     ++compared;
     ASSERT_EQ(sampler.choose(logits, allowed, step), expected) << "seed " << seed << " round " << round;
 
-    const auto top = plan::top_candidates(std::span(logits).first(kTokens), 24);
+    const auto top = plan::top_candidates(std::span(logits).first(kSampled), 24);
     std::vector<int32_t> ids;
     std::vector<float> values;
     for (const auto& c : top) {
@@ -157,10 +158,10 @@ TEST(Sampler, CandidatesAreNeverTrustedTooFar) {
   for (int round = 0; round < 3000; ++round) {
     SamplingParams p = random_params(random);
     p.min_p = 0;
-    std::vector<int32_t> prompt = {static_cast<int32_t>(random() % kTokens)};
-    Sampler sampler(p, prompt, kTokens);
+    std::vector<int32_t> prompt = {static_cast<int32_t>(random() % kSampled)};
+    Sampler sampler(p, prompt, kSampled);
     const std::vector<float> logits = random_logits(random, true);
-    const auto top = plan::top_candidates(std::span(logits).first(kTokens), 5);
+    const auto top = plan::top_candidates(std::span(logits).first(kSampled), 5);
     std::vector<int32_t> ids;
     std::vector<float> values;
     for (const auto& c : top) {
@@ -175,22 +176,22 @@ TEST(Sampler, CandidatesAreNeverTrustedTooFar) {
 TEST(Sampler, TakesTheLowestIdOnTies) {
   std::vector<float> logits(kVocab, 1.0f);
   logits[30] = logits[12] = logits[40] = 5;
-  EXPECT_EQ(Sampler({.temperature = 0}, {}, kTokens).choose(logits, nullptr, 0), 12);
-  EXPECT_EQ(Sampler({.top_k = 1}, {}, kTokens).choose(logits, nullptr, 0), 12);
+  EXPECT_EQ(Sampler({.temperature = 0}, {}, kSampled).choose(logits, nullptr, 0), 12);
+  EXPECT_EQ(Sampler({.top_k = 1}, {}, kSampled).choose(logits, nullptr, 0), 12);
 }
 
 TEST(Sampler, NeverChoosesPadding) {
   std::vector<float> logits(kVocab, 0.0f);
-  for (int32_t i = kTokens; i < kVocab; ++i) logits[static_cast<size_t>(i)] = 100;
-  EXPECT_EQ(Sampler({.temperature = 0}, {}, kTokens).choose(logits, nullptr, 0), 0);
+  for (int32_t i = kSampled; i < kVocab; ++i) logits[static_cast<size_t>(i)] = 100;
+  EXPECT_EQ(Sampler({.temperature = 0}, {}, kSampled).choose(logits, nullptr, 0), 0);
   for (uint32_t step = 0; step < 200; ++step)
-    EXPECT_LT(Sampler({.seed = 3}, {}, kTokens).choose(logits, nullptr, step), kTokens);
+    EXPECT_LT(Sampler({.seed = 3}, {}, kSampled).choose(logits, nullptr, step), kSampled);
 }
 
 TEST(Sampler, DrawsFollowTheDistribution) {
   std::vector<float> logits(kVocab, -kInfinity);
   logits[3] = std::log(0.5f), logits[9] = std::log(0.3f), logits[20] = std::log(0.2f);
-  const Sampler sampler({.seed = 42}, {}, kTokens);
+  const Sampler sampler({.seed = 42}, {}, kSampled);
   std::map<int32_t, int> counts;
   const int n = 20000;
   for (int step = 0; step < n; ++step) ++counts[sampler.choose(logits, nullptr, static_cast<uint32_t>(step))];
@@ -203,7 +204,7 @@ TEST(Sampler, SeedSequenceAndStepAreTheKey) {
   std::vector<float> logits(kVocab, 0.0f);
   const auto text = [&](uint64_t seed, uint32_t sequence) {
     std::vector<int32_t> ids;
-    const Sampler sampler({.seed = seed, .sequence = sequence}, {}, kTokens);
+    const Sampler sampler({.seed = seed, .sequence = sequence}, {}, kSampled);
     for (uint32_t step = 0; step < 20; ++step) ids.push_back(sampler.choose(logits, nullptr, step));
     return ids;
   };
@@ -216,19 +217,19 @@ TEST(Sampler, SeedSequenceAndStepAreTheKey) {
 TEST(Sampler, PresenceAndFrequencyCountOnlyWhatWasGenerated) {
   std::vector<float> logits(kVocab, 0.0f);
   logits[5] = 1;
-  Sampler sampler({.temperature = 0, .presence_penalty = 2}, std::vector<int32_t>{5, 5, 5}, kTokens);
+  Sampler sampler({.temperature = 0, .presence_penalty = 2}, std::vector<int32_t>{5, 5, 5}, kSampled);
   EXPECT_EQ(sampler.choose(logits, nullptr, 0), 5);
   sampler.accept(5);
   EXPECT_EQ(sampler.choose(logits, nullptr, 1), 0);
-  Sampler repetition({.temperature = 0, .repetition_penalty = 1e6f}, std::vector<int32_t>{5}, kTokens);
+  Sampler repetition({.temperature = 0, .repetition_penalty = 1e6f}, std::vector<int32_t>{5}, kSampled);
   logits[6] = 0.5f;
   EXPECT_EQ(repetition.choose(logits, nullptr, 0), 6);
 }
 
 TEST(Sampler, SaysWhenNoTokenMayCome) {
   const std::vector<float> logits(kVocab, 0.0f);
-  const TokenMask nothing(kTokens);
-  const Sampler sampler({.temperature = 0}, {}, kTokens);
+  const TokenMask nothing(kSampled);
+  const Sampler sampler({.temperature = 0}, {}, kSampled);
   try {
     sampler.choose(logits, &nothing, 0);
     FAIL();
@@ -248,7 +249,7 @@ TEST(Sampler, SaysWhenNoTokenMayCome) {
 TEST(Sampler, RefusesParametersOutOfRangeByName) {
   const auto message = [](const SamplingParams& p) -> std::string {
     try {
-      const Sampler sampler(p, {}, kTokens);
+      const Sampler sampler(p, {}, kSampled);
     } catch (const Error& e) {
       EXPECT_EQ(e.fault(), Fault::user);
       return e.what();
@@ -262,12 +263,12 @@ TEST(Sampler, RefusesParametersOutOfRangeByName) {
   EXPECT_NE(message({.min_p = 1.5f}).find("min_p"), std::string::npos);
   EXPECT_NE(message({.top_k = -1}).find("top_k"), std::string::npos);
   EXPECT_NE(message({.repetition_penalty = 0}).find("repetition_penalty"), std::string::npos);
-  EXPECT_NE(message({.logit_bias = {{kTokens, 1.0f}}}).find("token 50"), std::string::npos);
+  EXPECT_NE(message({.logit_bias = {{kSampled, 1.0f}}}).find("token 50"), std::string::npos);
   EXPECT_EQ(message({}), "accepted");
 }
 
 TEST(Sampler, TheDeviceChoosesOnlyWhatItCan) {
-  const auto device = [](const SamplingParams& p) { return Sampler(p, {}, kTokens).device_can_choose(); };
+  const auto device = [](const SamplingParams& p) { return Sampler(p, {}, kSampled).device_can_choose(); };
   EXPECT_TRUE(device({.temperature = 0}));
   EXPECT_TRUE(device({.top_p = 0.9f, .top_k = 20}));
   EXPECT_FALSE(device({.top_k = 0}));
@@ -280,11 +281,11 @@ TEST(Logprobs, AreLogSoftmaxOfTheModelsOwnLogits) {
   std::mt19937 random(5);
   const std::vector<float> logits = random_logits(random, false);
   double sum = 0;
-  for (int32_t i = 0; i < kTokens; ++i) sum += std::exp(static_cast<double>(logits[static_cast<size_t>(i)]));
-  const Token token = with_logprobs(7, logits, kTokens, 3);
+  for (int32_t i = 0; i < kSampled; ++i) sum += std::exp(static_cast<double>(logits[static_cast<size_t>(i)]));
+  const Token token = with_logprobs(7, logits, kSampled, 3);
   EXPECT_NEAR(token.logprob, logits[7] - std::log(sum), 1e-5);
   ASSERT_EQ(token.top.size(), 3u);
-  const auto top = plan::top_candidates(std::span(logits).first(kTokens), 3);
+  const auto top = plan::top_candidates(std::span(logits).first(kSampled), 3);
   for (size_t i = 0; i < 3; ++i) {
     EXPECT_EQ(token.top[i].id, top[i].id);
     EXPECT_NEAR(token.top[i].logprob, top[i].logit - std::log(sum), 1e-5);

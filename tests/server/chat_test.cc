@@ -7,6 +7,7 @@
 
 namespace lily::server {
 namespace {
+namespace chat_completions {
 
 using engine::Finish;
 
@@ -461,5 +462,6 @@ TEST(ChatLogprobs, EachTokenHasItsBytesAndComesOnce) {
   EXPECT_EQ(joined.back()["logprob"], -9999.0);
 }
 
+}  // namespace chat_completions
 }  // namespace
 }  // namespace lily::server

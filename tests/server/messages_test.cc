@@ -5,6 +5,7 @@
 
 namespace lily::server {
 namespace {
+namespace messages {
 
 using engine::Finish;
 
@@ -305,5 +306,6 @@ TEST(MessageAnswer, TheInputOfACutCallIsNotHalfOfIt) {
   EXPECT_EQ(whole["content"][0]["input"], Json::object());
 }
 
+}  // namespace messages
 }  // namespace
 }  // namespace lily::server

@@ -6,6 +6,7 @@
 
 namespace lily::server {
 namespace {
+namespace responses {
 
 using engine::Finish;
 
@@ -346,5 +347,6 @@ TEST(TextFieldTest, CutsDoNotMatter) {
     }
 }
 
+}  // namespace responses
 }  // namespace
 }  // namespace lily::server

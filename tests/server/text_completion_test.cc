@@ -4,6 +4,7 @@
 
 namespace lily::server {
 namespace {
+namespace text_completions {
 
 using engine::Finish;
 
@@ -96,5 +97,6 @@ TEST(TextCompletion, LogprobsAndOffsetsAreTheSameInBothForms) {
   EXPECT_EQ(joined["text_offset"].back(), characters);
 }
 
+}  // namespace text_completions
 }  // namespace
 }  // namespace lily::server

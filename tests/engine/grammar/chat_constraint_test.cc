@@ -11,6 +11,7 @@
 #include "engine/grammar/grammar_compiler.h"
 #include "tests/support/error_of.h"
 #include "tests/support/golden.h"
+#include "tests/text/tiny_tokenizer.h"
 #include "text/output_reader.h"
 
 namespace lily::engine::grammar {
@@ -18,10 +19,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-const text::Tokenizer& tiny() {
-  static const text::Tokenizer kTokenizer = text::Tokenizer::load(test::kTinyModel);
-  return kTokenizer;
-}
+using text::tiny;
 int32_t id(const char* token) { return tiny().id_of(token).value(); }
 
 constexpr const char* kTools = R"([

@@ -12,14 +12,13 @@
 #include "engine/grammar/grammar_compiler.h"
 #include "engine/grammar/schema_compiler.h"
 #include "tests/support/golden.h"
+#include "tests/text/tiny_tokenizer.h"
 
 namespace lily::engine::grammar {
 namespace {
 
-const text::Tokenizer& tiny() {
-  static const text::Tokenizer kTokenizer = text::Tokenizer::load(test::kTinyModel);
-  return kTokenizer;
-}
+using text::tiny;
+
 const TokenTrie& tiny_trie() {
   static const TokenTrie kTrie(tiny());
   return kTrie;
