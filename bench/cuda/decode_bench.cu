@@ -2,7 +2,8 @@
 // on the GPU, and the complete graph of one token. Prints the measured read rate, each kernel's time over the
 // weights of all layers in turn (19 GB, so nothing stays in the L2) and tokens a second at stated contexts.
 // What the numbers are: kernel and graph time with random weights and a router that follows from them; no
-// host work, no file, no tokenizer.
+// host work, no file, no tokenizer. Then what an engine adds from token to token: states that move from slot
+// to slot, other tokens, and what might stand between two graphs.
 //   decode_bench [tokens per figure [tokens]] (`tokens`: whole tokens only), or decode_bench 0: two tokens
 //   outside a graph, for a profiler
 #include <algorithm>
@@ -26,6 +27,7 @@ using namespace lily::cuda;
 
 constexpr int kLayers = 40, kHidden = 2048, kVocab = 248320, kTokens = 248077, kQ = 16, kKv = 2,
               kKeyHeads = 16, kValueHeads = 32;
+constexpr int kStateSlots = 3;  // as many as an engine uses for one sequence
 constexpr int kExperts = 256, kWidth = 512, kChannels = 8192, kValueWidth = 4096, kMaxContext = 131072;
 
 size_t q4_bytes(size_t rows, size_t cols) { return (rows + 15) / 16 * (cols / 64) * 576; }
@@ -123,6 +125,7 @@ struct Model {
   uint64_t* scratch_weights;
   double* frequency;
   StepView step{};
+  bool evict_source = true;
   int n_sms = 132;
 };
 
@@ -147,11 +150,11 @@ Model make_model() {
       y.in[2] = random_q4(kValueHeads, kHidden, 0.005f);
       y.in[3] = random_q4(kValueHeads, kHidden, 0.005f);
       y.conv = random_bf16(kChannels * 4, -0.5f, 0.5f);
-      y.conv_state = random_bf16(3 * kChannels, -1, 1);
+      y.conv_state = random_bf16(kStateSlots * 3 * kChannels, -1, 1);
       y.a_log = random_f32(kValueHeads, -1, 1);
       y.dt_bias = random_f32(kValueHeads, -1, 1);
       y.delta_norm = random_f32(128, 0.8f, 1.2f);
-      y.delta_state = random_f32(static_cast<size_t>(kValueHeads) * 128 * 128, -0.1f, 0.1f);
+      y.delta_state = random_f32(static_cast<size_t>(kStateSlots) * kValueHeads * 128 * 128, -0.1f, 0.1f);
     }
     y.out = random_q4(kHidden, kValueWidth, 0.002f);
     y.router = reinterpret_cast<uint8_t*>(allocate(kExperts * kHidden));
@@ -271,6 +274,7 @@ void mixer(const Model& m, const Layer& l, cudaStream_t s) {
   p.conv_slot_stride = 3 * kChannels;
   p.delta_state = l.delta_state;
   p.delta_slot_stride = kValueHeads * 128 * 128;
+  p.evict_source = m.evict_source;
   p.step = m.step;
   p.y = m.mixed;
   launch_delta_decode(p, s);
@@ -435,6 +439,67 @@ Timing time_graph(const std::function<void()>& body, int warm, int n) {
   return {us[us.size() / 2], us.front(), us.back()};
 }
 
+// What may stand between the graphs of two tokens.
+struct Between {
+  bool event = false;   // recorded behind each
+  bool output = false;  // four bytes copied to the host behind each
+  bool inputs = false;  // inputs copied on another stream, and an event of it waited for
+};
+// Tokens in turn, each through the graph of one of `models`.
+Timing time_turns(const std::vector<Model>& models, int n, const Between& between) {
+  std::vector<cudaGraphExec_t> execs;
+  for (const Model& m : models) {
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "capturing");
+    whole_token(m, Choice::greedy, stream);
+    check(cudaStreamEndCapture(stream, &graph), "capturing");
+    check(cudaGraphInstantiate(&exec, graph, 0), "instantiating");
+    check(cudaGraphDestroy(graph), "destroying");
+    execs.push_back(exec);
+  }
+  int32_t* host = nullptr;
+  void* inputs = allocate(4096);
+  check(cudaMallocHost(reinterpret_cast<void**>(&host), 4096), "allocating");
+  cudaStream_t copies;
+  cudaEvent_t a, b, done, copied;
+  check(cudaStreamCreateWithFlags(&copies, cudaStreamNonBlocking), "creating a stream");
+  for (cudaEvent_t* e : {&a, &b}) check(cudaEventCreate(e), "creating an event");
+  for (cudaEvent_t* e : {&done, &copied})
+    check(cudaEventCreateWithFlags(e, cudaEventDisableTiming), "creating an event");
+  const auto round = [&] {
+    for (size_t i = 0; i < execs.size(); ++i) {
+      if (between.inputs) {
+        check(cudaMemcpyAsync(inputs, host + 16, 2048, cudaMemcpyHostToDevice, copies), "copying");
+        check(cudaEventRecord(copied, copies), "recording");
+        check(cudaStreamWaitEvent(stream, copied), "waiting");
+      }
+      check(cudaGraphLaunch(execs[i], stream), "launching");
+      if (between.output)
+        check(cudaMemcpyAsync(host, models[i].token, 4, cudaMemcpyDeviceToHost, stream), "copying");
+      if (between.event) check(cudaEventRecord(done, stream), "recording");
+    }
+  };
+  round();
+  std::vector<double> us;
+  for (int i = 0; i < n; i += static_cast<int>(execs.size())) {
+    check(cudaEventRecord(a, stream), "recording");
+    round();
+    check(cudaEventRecord(b, stream), "recording");
+    check(cudaEventSynchronize(b), "running");
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, a, b), "reading an event");
+    us.push_back(ms * 1000.0 / static_cast<double>(execs.size()));
+  }
+  for (cudaGraphExec_t exec : execs) check(cudaGraphExecDestroy(exec), "destroying");
+  for (cudaEvent_t e : {a, b, done, copied}) check(cudaEventDestroy(e), "destroying");
+  check(cudaStreamDestroy(copies), "destroying");
+  check(cudaFreeHost(host), "freeing");
+  check(cudaFree(inputs), "freeing");
+  std::sort(us.begin(), us.end());
+  return {us[us.size() / 2], us.front(), us.back()};
+}
+
 // Reads n bytes with 16 loads in flight a thread; the measured ceiling.
 __global__ void read_all(const uint4* p, size_t n, uint32_t* out) {
   uint32_t a = 0;
@@ -534,6 +599,45 @@ int main(int argc, char** argv) {
           context, choice == Choice::greedy ? "greedy" : "sampled", t.median_us, t.low_us, t.high_us,
           1e6 / t.median_us, bytes / t.median_us * 1e-6, bytes / t.median_us * 1e-4 / rate);
     }
+  // From token to token, each row with one thing more.
+  set_context(256);
+  {
+    constexpr int kTurns = 12;
+    const auto models = [&](bool states, bool tokens, bool evict_source = true) {
+      std::vector<Model> all(kTurns, m);
+      for (Model& one : all) one.evict_source = evict_source;
+      for (int i = 0; i < kTurns; ++i) {
+        StepView& step = all[static_cast<size_t>(i)].step;
+        if (states) {
+          step.state_src = upload(std::vector<int32_t>{i % kStateSlots});
+          step.state_dst = upload(std::vector<int32_t>{(i + 1) % kStateSlots});
+        }
+        if (tokens) step.tokens = upload(std::vector<int32_t>{(i * 104729 + 7919) % kTokens});
+      }
+      return all;
+    };
+    const auto line = [&](const char* name, const std::vector<Model>& all, const Between& between) {
+      const Timing t = time_turns(all, std::max(n, 60), between);
+      std::printf("token @256, %-44s %8.1f us (%.1f .. %.1f)\n", name, t.median_us, t.low_us, t.high_us);
+    };
+    const std::vector<Model> same = models(false, false), states = models(true, false),
+                             others = models(true, true);
+    line("one graph a turn", same, {});
+    line("states from slot to slot, all kept in the L2", models(true, false, false), {});
+    line("states from slot to slot", states, {});
+    line("and other tokens", others, {});
+    line("and an event behind each", others, {true, false, false});
+    line("and a copy to the host", others, {true, true, false});
+    line("and inputs copied, their event waited for", others, {true, true, true});
+    const Timing two = time_graph(
+        [&] {
+          whole_token(m, Choice::greedy, stream);
+          whole_token(m, Choice::greedy, stream);
+        },
+        5, n);
+    std::printf("token @256, two tokens in a graph %*s %8.1f us (%.1f .. %.1f)\n", 22, "", two.median_us / 2,
+                two.low_us / 2, two.high_us / 2);
+  }
   // What a kernel costs where it stands: the token with and without it.
   for (const int context : {256, 32768}) {
     set_context(context);

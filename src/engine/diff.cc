@@ -19,6 +19,17 @@ using plan::Resource;
 
 constexpr StateSlot kBefore{0}, kAfter{1};
 
+// The gate of an op that ends in the gated norm, whose result is y.
+const plan::View* gate_of(const plan::Op& op, plan::ValueId y) {
+  return std::visit(plan::overloaded{
+                        [&](const plan::DeltaMixer& o) { return o.y == y ? &o.z : nullptr; },
+                        [&](const plan::DeltaRuleNorm& o) { return o.y == y ? &o.z : nullptr; },
+                        [&](const plan::GatedNorm& o) { return o.y == y ? &o.z : nullptr; },
+                        [](const auto&) -> const plan::View* { return nullptr; },
+                    },
+                    op);
+}
+
 double share_of(double error, double tolerance) {
   return error == 0 ? 0 : tolerance > 0 ? error / tolerance : std::numeric_limits<double>::infinity();
 }
@@ -71,6 +82,8 @@ class OpByOp {
         return;  // a backend's own order
       const std::vector<float> x = a.read(use.value), y = b.read(use.value);
       if (value.type == plan::Type::i32) compare_ids(op, value, x, y, b);
+      else if (const plan::View* gate = gate_of(op, use.value))
+        compare_gated(op, size, value, x, y, *gate, a);
       else compare_rows(op, size, value.name, value.cols, x, y, near_ties(op, value, b));
     } else if (use.resource == Resource::delta_state || use.resource == Resource::conv_state) {
       for (const backend::Segment& s : inputs_.segments) compare_state(op, size, use, s.dst);
@@ -159,6 +172,34 @@ class OpByOp {
       const auto row = static_cast<int64_t>(i) / value.cols;
       if (static_cast<size_t>(row) < skip.size() && skip[static_cast<size_t>(row)]) continue;
       note(op, value.name, row, static_cast<int64_t>(i) % value.cols, x[i], y[i], 0.5);
+    }
+  }
+
+  // The norm leaves every head's values at a root mean square of 1, their roundings with them; then each is
+  // multiplied by the SiLU of its gate. So where a gate stands out of its row, the value's roundings do, also
+  // where the value itself is small.
+  void compare_gated(const plan::Op& op, const OpSize& size, const plan::Value& value,
+                     const std::vector<float>& x, const std::vector<float>& y, const plan::View& gate,
+                     backend::Program& a) {
+    LILY_CHECK(x.size() == y.size(), "{}: {} and {} values", value.name, x.size(), y.size());
+    const std::vector<float> z = a.read(gate.value);
+    const auto cols = static_cast<size_t>(value.cols), first_col = static_cast<size_t>(gate.first_col),
+               stride = static_cast<size_t>(plan_.value(gate.value).cols);
+    std::vector<float> silu(cols);
+    for (size_t row = 0; row < x.size() / cols; ++row) {
+      for (size_t i = 0; i < cols; ++i) {
+        const double g = z[row * stride + first_col + i];
+        silu[i] = static_cast<float>(g / (1 + std::exp(-g)));
+      }
+      const double rms = root_mean_square(std::span(y).subspan(row * cols, cols)),
+                   silu_rms = root_mean_square(silu);
+      for (size_t i = 0; i < cols; ++i) {
+        const double factor =
+            silu_rms > 0 ? std::max(1.0, std::abs(static_cast<double>(silu[i])) / silu_rms) : 1;
+        const size_t at = row * cols + i;
+        note(op, value.name, static_cast<int64_t>(row), static_cast<int64_t>(i), x[at], y[at],
+             op_tolerance(precision_, size, rms * factor, y[at]));
+      }
     }
   }
 

@@ -79,9 +79,6 @@ class Event {
   ~Event() { cudaEventDestroy(event_); }
   void record(const Stream& stream) { check(cudaEventRecord(event_, stream.get()), "recording an event"); }
   void wait() const { check(cudaEventSynchronize(event_), "waiting for the device"); }
-  void hold(const Stream& stream) const {
-    check(cudaStreamWaitEvent(stream.get(), event_), "ordering streams");
-  }
 
  private:
   cudaEvent_t event_ = nullptr;

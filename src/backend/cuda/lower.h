@@ -44,8 +44,9 @@ struct Run {
   std::byte* arena;
   cudaStream_t stream;
   int n_sms;
-  bool has_wgmma;  // the chip is a Hopper
-  bool alone;      // ops run one by one (run_ops): none may leave work to its neighbour
+  bool has_wgmma;        // the chip is a Hopper
+  bool alone;            // ops run one by one (run_ops): none may leave work to its neighbour
+  TokenReport* reports;  // [outputs], where the host waits for chosen tokens; null: it does not
 
   bool exact_values() const { return alone || plan.options.keep_values; }
   bool decode_rows() const { return step.n_rows() <= 8 && step.one_row_each(); }

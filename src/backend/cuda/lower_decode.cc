@@ -249,6 +249,7 @@ void choose_token(const Run& run, plan::ValueId logits, plan::ValueId token, boo
   ChooseToken p = choice_of(run, logits);
   p.choice = sampled ? Choice::sample : Choice::greedy;
   p.token = run.data<int32_t>(token);
+  p.reports = run.reports;
   launch_choose_token(p, run.stream);
 }
 

@@ -1,6 +1,9 @@
 #include "backend/cuda/program.h"
 
 #include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <thread>
 #include <variant>
 
 #include "backend/cuda/graph_ablation.h"
@@ -25,8 +28,16 @@ size_t output_bytes(const plan::Plan& plan) {
   if (plan.shape.ending == plan::Ending::logits) return outputs * static_cast<size_t>(plan.dims.vocab) * 4;
   if (plan.shape.ending == plan::Ending::candidates)
     return outputs * (2 * static_cast<size_t>(plan.options.n_candidates) + 1) * 4;
-  return outputs * 4;
+  return outputs * sizeof(TokenReport);
 }
+
+bool chooses_tokens(const plan::Plan& plan) {
+  return !plan.ops.empty() && (std::holds_alternative<plan::GreedyToken>(plan.ops.back()) ||
+                               std::holds_alternative<plan::SampleToken>(plan.ops.back()));
+}
+
+// How long the host polls between two questions whether the device still works.
+constexpr std::chrono::milliseconds kPollTime{20};
 
 }  // namespace
 
@@ -46,6 +57,7 @@ CudaProgram::CudaProgram(plan::Plan plan, const Weights& weights, const Memory& 
   for (auto& slot : slots_) {
     slot = std::make_unique<Slot>(plan_, memory_);
     slot->outputs = PinnedMemory(output_bytes(plan_));
+    std::memset(slot->outputs.get(), 0, slot->outputs.n_bytes());  // the serial of no step
   }
 }
 
@@ -56,8 +68,17 @@ CudaProgram::~CudaProgram() {
 }
 
 Run CudaProgram::run_of(const Slot& slot, bool alone) const {
-  return {plan_,        weights_,      memory_, slot.step,  extra_,
-          arena_.get(), stream_.get(), n_sms_,  has_wgmma_, alone};
+  return {plan_,
+          weights_,
+          memory_,
+          slot.step,
+          extra_,
+          arena_.get(),
+          stream_.get(),
+          n_sms_,
+          has_wgmma_,
+          alone,
+          slot.reports && !alone ? slot.outputs.get<TokenReport>() : nullptr};
 }
 
 void CudaProgram::launch(Slot& slot) {
@@ -91,17 +112,19 @@ void CudaProgram::launch(Slot& slot) {
 void CudaProgram::submit(const backend::StepInputs& inputs) {
   LILY_CHECK(n_submitted_ - n_waited_ < 2, "two steps are in flight already");
   Slot& slot = *slots_[static_cast<size_t>(n_submitted_ % 2)];
+  slot.serial = static_cast<uint32_t>(n_submitted_ + 1);
   // On a stream of its own: the copy happens beside the step before.
-  slot.step.fill(inputs, copies_);
-  slot.copied.record(copies_);
-  slot.copied.hold(stream_);
+  slot.step.fill(inputs, copies_, slot.serial);
   rows_ = slot.step.n_rows();
   outputs_ = slot.step.n_outputs();
+  slot.reports = chooses_tokens(plan_) && outputs_ > 0;
   if (plan_.options.keep_values)
     check(cudaMemsetAsync(arena_.get(), 0xff, arena_.n_bytes(), stream_.get()), "poisoning values");
   launch(slot);
-  collect(slot);
-  slot.done.record(stream_);
+  if (!slot.reports) {
+    collect(slot);
+    slot.done.record(stream_);
+  }
   ++n_submitted_;
 }
 
@@ -121,8 +144,6 @@ void CudaProgram::collect(Slot& slot) {
     at += n * sizeof(T);
   };
   std::visit(plan::overloaded{
-                 [&](const plan::GreedyToken& op) { take(op.token, slot.view.tokens, 1); },
-                 [&](const plan::SampleToken& op) { take(op.token, slot.view.tokens, 1); },
                  [&](const plan::TopCandidates& op) {
                    take(op.ids, slot.view.candidate_ids, op.n_candidates);
                    take(op.values, slot.view.candidate_logits, op.n_candidates);
@@ -140,8 +161,35 @@ backend::StepOutputs CudaProgram::wait() {
   LILY_CHECK(n_waited_ < n_submitted_, "no step in flight");
   Slot& slot = *slots_[static_cast<size_t>(n_waited_ % 2)];
   ++n_waited_;
-  slot.done.wait();
+  if (slot.reports) await_reports(slot);
+  else slot.done.wait();
   return slot.view;
+}
+
+void CudaProgram::await_reports(Slot& slot) const {
+  using Clock = std::chrono::steady_clock;
+  const TokenReport* const reports = slot.outputs.get<TokenReport>();
+  const auto n = static_cast<size_t>(slot.step.n_outputs());
+  slot.tokens.clear();
+  for (Clock::time_point asked = Clock::now(); slot.tokens.size() < n;) {
+    const auto arrived = [&] {
+      const TokenReport report = __atomic_load_n(reports + slot.tokens.size(), __ATOMIC_ACQUIRE);
+      if (static_cast<uint32_t>(report >> 32) != slot.serial) return false;
+      slot.tokens.push_back(static_cast<int32_t>(report & 0xffffffffu));
+      return true;
+    };
+    if (arrived()) continue;
+    std::this_thread::yield();
+    if (const auto now = Clock::now(); now - asked >= kPollTime) {
+      asked = now;
+      const cudaError_t status = cudaStreamQuery(stream_.get());
+      if (status == cudaErrorNotReady) continue;
+      check(status, "waiting for a token");
+      // The step has ended: what it reports is there by now.
+      if (!arrived()) fail(Fault::device, "CUDA: a step ended without its token");
+    }
+  }
+  slot.view = {.tokens = slot.tokens};
 }
 
 std::vector<float> CudaProgram::read(plan::ValueId id) {
@@ -192,7 +240,7 @@ void CudaProgram::write(plan::ValueId id, std::span<const float> data) {
 void CudaProgram::run_ops(const backend::StepInputs& inputs, int first, int last) {
   LILY_CHECK(n_submitted_ == n_waited_, "a step is in flight");
   Slot& slot = *slots_[static_cast<size_t>(n_submitted_ % 2)];
-  slot.step.fill(inputs, stream_);
+  slot.step.fill(inputs, stream_, 0);
   rows_ = slot.step.n_rows();
   outputs_ = slot.step.n_outputs();
   const Run run = run_of(slot, true);

@@ -1,6 +1,7 @@
 // A plan made executable. A decode step is one CUDA graph, captured when a number of rows is first seen and
 // replayed from then on; chunks of prompts are launched kernel by kernel. Ids travel from step to step on the
-// device; the host gets a copy, and waits for it one step late if it likes.
+// device; the last kernel stores a copy in the host's memory, which the host waits for one step late if it
+// likes. So nothing stands between the graphs of two steps: neither a copy nor an event.
 #pragma once
 
 #include <array>
@@ -33,8 +34,11 @@ class CudaProgram final : public backend::Program {
   struct Slot {
     Slot(const plan::Plan& plan, const Memory& memory) : step(plan, memory) {}
     StepBuffer step;
-    Event copied, done;
-    PinnedMemory outputs;  // as collect() places them
+    Event done;            // of steps that do not report tokens
+    PinnedMemory outputs;  // TokenReports, or as collect() places them
+    uint32_t serial = 0;   // of the step
+    bool reports = false;
+    std::vector<int32_t> tokens;  // reported
     backend::StepOutputs view;
     std::map<std::tuple<int, int, int>, cudaGraphExec_t> graphs;  // by rows, outputs, n_tokens
   };
@@ -42,6 +46,7 @@ class CudaProgram final : public backend::Program {
   Run run_of(const Slot& slot, bool alone) const;
   void launch(Slot& slot);
   void collect(Slot& slot);
+  void await_reports(Slot& slot) const;
 
   const plan::Plan plan_;
   const Weights& weights_;

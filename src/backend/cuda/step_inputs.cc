@@ -62,7 +62,7 @@ bool StepBuffer::one_row_each() const {
                      [](const backend::Segment& s) { return s.n_rows == 1; });
 }
 
-void StepBuffer::fill(const backend::StepInputs& inputs, const Stream& stream) {
+void StepBuffer::fill(const backend::StepInputs& inputs, const Stream& stream, uint32_t serial) {
   n_rows_ = static_cast<int>(inputs.tokens.size());
   n_outputs_ = static_cast<int>(inputs.output_rows.size());
   n_tokens_ = inputs.n_tokens;
@@ -70,7 +70,8 @@ void StepBuffer::fill(const backend::StepInputs& inputs, const Stream& stream) {
   LILY_CHECK(std::ssize(inputs.block_table) <= max_blocks_, "a table of {} blocks, planned for {}",
              inputs.block_table.size(), max_blocks_);
   segments_.assign(inputs.segments.begin(), inputs.segments.end());
-  *writable(host_.counts) = {n_rows_, n_outputs_, static_cast<int32_t>(segments_.size()), inputs.n_tokens};
+  *writable(host_.counts) = {n_rows_, n_outputs_, static_cast<int32_t>(segments_.size()), inputs.n_tokens,
+                             serial};
   std::copy(inputs.tokens.begin(), inputs.tokens.end(), writable(host_.tokens));
   std::vector<int32_t> token_out(static_cast<size_t>(n_rows_), -1);
   int row = 0;
@@ -108,6 +109,7 @@ void StepBuffer::fill(const backend::StepInputs& inputs, const Stream& stream) {
   }
   check(cudaMemcpyAsync(device_.get(), pinned_.get(), n_bytes_, cudaMemcpyHostToDevice, stream.get()),
         "copying a step's inputs");
+  stream.synchronize();
 }
 
 }  // namespace lily::cuda

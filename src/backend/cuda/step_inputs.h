@@ -17,8 +17,10 @@ class StepBuffer {
  public:
   StepBuffer(const plan::Plan& plan, const Memory& memory);
 
-  // Checks the inputs and starts their copy.
-  void fill(const backend::StepInputs& inputs, const Stream& stream);
+  // Checks the inputs and copies them to the device. Waits for the copy: the host has the time of the step
+  // in front for that, where a wait of the device would stand between two steps. `serial` comes back in
+  // TokenReports.
+  void fill(const backend::StepInputs& inputs, const Stream& stream, uint32_t serial);
 
   const StepView& view() const { return view_; }
   int n_rows() const { return n_rows_; }

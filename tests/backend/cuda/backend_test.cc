@@ -10,6 +10,7 @@
 #include "backend/backend.h"
 #include "engine/diff.h"
 #include "model/checkpoint.h"
+#include "plan/sample.h"
 
 namespace lily::backend {
 
@@ -141,6 +142,77 @@ TEST_F(CudaBackend, ProductsOfOtherChipsGiveTheDefaultsLogits) {
   plan::Policy p = policy();
   p.matrix_unit = plan::MatrixUnit::simdgroup;
   expect_the_defaults_logits(p);
+}
+
+// Two sequences, a row each, several steps with two of them in flight: what the device chose, from step to
+// step on the device, is what the host would choose from the same steps' logits.
+TEST_F(CudaBackend, ChosenTokensReachTheHostAndTheNextStep) {
+  constexpr int kSteps = 3;
+  constexpr size_t kRows = 2;
+  Device& device = *devices_->cuda;
+  const int n_tokens = dims().vocab - 7;
+  const std::vector<int32_t> blocks = {1, 0}, outputs = {0, 1};
+  std::vector<Sampling> sampling = {{.temperature = 0, .seed = 3},
+                                    {.temperature = 0.8f, .top_k = 40, .seed = 3, .sequence = 1}};
+  const auto run = [&](plan::Ending ending, const std::vector<std::vector<int32_t>>& known) {
+    device.reserve({.n_state_slots = 6, .n_kv_blocks = 2, .n_token_slots = 4, .max_rows = kRows}, policy());
+    const auto program = device.compile(
+        plan::forward(dims(), {plan::Phase::decode, kRows, kRows, kKvBlockTokens, ending}, policy()));
+    std::vector<std::vector<int32_t>> tokens;
+    std::vector<std::vector<float>> logits;
+    const auto wait = [&] {
+      const StepOutputs out = program->wait();
+      tokens.emplace_back(out.tokens.begin(), out.tokens.end());
+      logits.emplace_back(out.logits.begin(), out.logits.end());
+    };
+    for (int step = 0; step < kSteps; ++step) {
+      std::vector<Segment> segments;
+      std::vector<int32_t> inputs;
+      for (int row = 0; row < static_cast<int>(kRows); ++row) {
+        const auto slot = [&](int at) { return row + static_cast<int>(kRows) * (at % 3); };
+        segments.push_back({.first_row = row,
+                            .n_rows = 1,
+                            .position = step,
+                            .src = step == 0 ? kNoState : StateSlot{slot(step - 1)},
+                            .dst = StateSlot{slot(step)},
+                            .first_block = row,
+                            .token_in = TokenSlot{2 * row + step % 2},
+                            .token_out = TokenSlot{2 * row + (step + 1) % 2}});
+        inputs.push_back(step == 0       ? 100 + row
+                         : known.empty() ? kTokenFromSlot
+                                         : known[static_cast<size_t>(step) - 1][static_cast<size_t>(row)]);
+        sampling[static_cast<size_t>(row)].step = static_cast<uint32_t>(step);
+      }
+      program->submit({.tokens = inputs,
+                       .segments = segments,
+                       .block_table = blocks,
+                       .output_rows = outputs,
+                       .sampling = ending == plan::Ending::sampled ? std::span<const Sampling>(sampling)
+                                                                   : std::span<const Sampling>(),
+                       .n_tokens = n_tokens});
+      if (step > 0) wait();
+    }
+    wait();
+    return std::pair(tokens, logits);
+  };
+  for (const auto ending : {plan::Ending::greedy, plan::Ending::sampled}) {
+    const auto chosen = run(ending, {}).first;
+    const auto logits = run(plan::Ending::logits, chosen).second;
+    for (size_t step = 0; step < static_cast<size_t>(kSteps); ++step) {
+      ASSERT_EQ(chosen[step].size(), kRows);
+      for (size_t row = 0; row < kRows; ++row) {
+        const auto vocab = static_cast<size_t>(dims().vocab);
+        const auto real = std::span(logits[step]).subspan(row * vocab, static_cast<size_t>(n_tokens));
+        const Sampling& s = sampling[row];
+        const int32_t expected =
+            ending == plan::Ending::greedy
+                ? plan::greedy_token(real)
+                : plan::sample_token(real, {s.temperature, s.top_p, s.min_p, s.top_k},
+                                     plan::uniform(s.seed, s.sequence, static_cast<uint32_t>(step)));
+        EXPECT_EQ(chosen[step][row], expected) << "step " << step << ", row " << row;
+      }
+    }
+  }
 }
 
 class CudaAblation : public CudaBackend, public ::testing::WithParamInterface<Mechanism> {};

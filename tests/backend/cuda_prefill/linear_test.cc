@@ -17,19 +17,22 @@ struct Reference {
 };
 
 Reference product(const std::vector<uint16_t>& x, int n_tokens, const Matrix& w) {
-  Reference r;
-  for (int t = 0; t < n_tokens; ++t)
+  const auto n = static_cast<size_t>(n_tokens) * static_cast<size_t>(w.n_rows);
+  Reference r{std::vector<double>(n), std::vector<double>(n)};
+  for_each_index(static_cast<size_t>(n_tokens), [&](size_t t) {
+    std::vector<double> row;
+    for (int k = 0; k < w.n_cols; ++k) row.push_back(value(x[t * w.n_cols + k]));
     for (int o = 0; o < w.n_rows; ++o) {
       double sum = 0, magnitude = 0;
       for (int k = 0; k < w.n_cols; ++k) {
-        const double p = static_cast<double>(value(x[static_cast<size_t>(t) * w.n_cols + k])) *
-                         w.weights[static_cast<size_t>(o) * w.n_cols + k];
+        const double p = row[k] * w.weights[static_cast<size_t>(o) * w.n_cols + k];
         sum += p;
         magnitude += std::abs(p);
       }
-      r.y.push_back(sum);
-      r.error.push_back(2 * w.n_cols * kFloatEpsilon * magnitude + 1e-30);
+      r.y[t * w.n_rows + o] = sum;
+      r.error[t * w.n_rows + o] = 2 * w.n_cols * kFloatEpsilon * magnitude + 1e-30;
     }
+  });
   return r;
 }
 
@@ -51,6 +54,8 @@ TEST_P(Linear, WritesEverySegmentInEveryForm) {
   const DeviceArray<uint16_t> device_x(x);
   std::vector<Matrix> matrices;
   for (int n : shape.outputs) matrices.emplace_back(random, n, shape.n_cols);
+  std::vector<Reference> products;
+  for (const Matrix& m : matrices) products.push_back(product(x, shape.n_tokens, m));
   for (const auto& [unit, output] : {std::pair{ProductUnit::wgmma, LinearOutput::bf16},
                                      {ProductUnit::wgmma, LinearOutput::residual},
                                      {ProductUnit::wgmma, LinearOutput::floats},
@@ -79,7 +84,7 @@ TEST_P(Linear, WritesEverySegmentInEveryForm) {
     linear_q4_prefill(args, kMultiprocessors, nullptr);
     finish();
     for (int s = 0; s < args.n_segments; ++s) {
-      Reference want = product(x, shape.n_tokens, matrices[s]);
+      Reference want = products[s];
       std::vector<float> got = out[s]->download();
       if (output == LinearOutput::bf16) {
         std::vector<uint16_t> half(want.y.size());
@@ -204,8 +209,8 @@ void gate_up_then_down(const Load& load, const Variant& variant) {
       kMultiprocessors, nullptr);
   finish();
   const auto act_bits = act.download();
-  std::vector<double> want, error;
-  for (size_t r = 0; r < n_rows; ++r)
+  std::vector<double> want(n_rows * load.width), error(want.size());
+  for_each_index(n_rows, [&](size_t r) {
     for (int i = 0; i < load.width; ++i) {
       double g = 0, u = 0, magnitude_g = 0, magnitude_u = 0;
       for (int k = 0; k < load.hidden; ++k) {
@@ -214,19 +219,20 @@ void gate_up_then_down(const Load& load, const Variant& variant) {
         const double pu = xk * up[expert_of[r]].weights[static_cast<size_t>(i) * load.hidden + k];
         g += pg, u += pu, magnitude_g += std::abs(pg), magnitude_u += std::abs(pu);
       }
-      want.push_back(weight[r] * g / (1 + std::exp(-g)) * u);
-      const double unit = 2 * load.hidden * kFloatEpsilon;
-      error.push_back(unit * (magnitude_g * 1.1 * std::abs(u) + magnitude_u * std::abs(g)) +
-                      1e-5 * std::abs(want.back()) + 1e-30);
+      const double unit = 2 * load.hidden * kFloatEpsilon, act_value = weight[r] * g / (1 + std::exp(-g)) * u;
+      want[r * load.width + i] = act_value;
+      error[r * load.width + i] = unit * (magnitude_g * 1.1 * std::abs(u) + magnitude_u * std::abs(g)) +
+                                  1e-5 * std::abs(act_value) + 1e-30;
     }
+  });
   expect_close(values(act_bits), want, kBf16Epsilon, error, load.width, "gate_up");
   experts_down_q4_prefill({device_tiles.get(), n_tiles.get(), load.n_experts, act.get(), nullptr, nullptr,
                            device_down.get(), nullptr, device_down.get() + last, nullptr, load.hidden,
                            load.width, y.get(), tile_rows, variant.unit, variant.expanded},
                           kMultiprocessors, nullptr);
   finish();
-  want.clear(), error.clear();
-  for (size_t r = 0; r < n_rows; ++r)
+  want.assign(n_rows * load.hidden, 0), error = want;
+  for_each_index(n_rows, [&](size_t r) {
     for (int o = 0; o < load.hidden; ++o) {
       double sum = 0, magnitude = 0;
       for (int i = 0; i < load.width; ++i) {
@@ -234,9 +240,10 @@ void gate_up_then_down(const Load& load, const Variant& variant) {
                          down[expert_of[r]].weights[static_cast<size_t>(o) * load.width + i];
         sum += p, magnitude += std::abs(p);
       }
-      want.push_back(sum);
-      error.push_back(2 * load.width * kFloatEpsilon * magnitude + 1e-30);
+      want[r * load.hidden + o] = sum;
+      error[r * load.hidden + o] = 2 * load.width * kFloatEpsilon * magnitude + 1e-30;
     }
+  });
   expect_close(values(y.download()), want, kBf16Epsilon, error, load.hidden, "down");
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/half.h"
+#include "base/thread_pool.h"
 #include "pack/mma_q4.h"
 #ifdef LILY_CUDA_EMULATED
 #include "tests/backend/cuda/emulation/emulated_device.h"
@@ -89,6 +90,15 @@ class DeviceArray {
   size_t n_;
   T* data_ = nullptr;
 };
+
+// What the tests expect is worked out by all cores: body(i) for 0 <= i < n, in any order.
+template <typename Body>
+void for_each_index(size_t n, const Body& body) {
+  static ThreadPool pool(physical_cores());
+  pool.parallel_for(static_cast<int64_t>(n), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) body(static_cast<size_t>(i));
+  });
+}
 
 inline float value(uint16_t bits) { return to_float(Bf16{bits}); }
 inline uint16_t bits(double x) { return to_bf16(static_cast<float>(x)).bits; }

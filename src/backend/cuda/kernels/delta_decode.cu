@@ -86,13 +86,16 @@ __global__ void __launch_bounds__(kThreads) delta_mixer_decode(DeltaDecode p) {
       (static_cast<size_t>(head) * kHead + static_cast<size_t>(part * kColumns + column)) * kHead +
       static_cast<size_t>(4 * lane8);
   float4 state[4];
+  if (src < 0) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i)
-    state[i] = src < 0
-                   ? make_float4(0, 0, 0, 0)
-                   : load_l2(reinterpret_cast<const float4*>(
-                         p.delta_state + static_cast<size_t>(src) * static_cast<size_t>(p.delta_slot_stride) +
-                         in_state + static_cast<size_t>(32 * i)));
+    for (float4& values : state) values = make_float4(0, 0, 0, 0);
+  } else {
+    const auto* from = reinterpret_cast<const float4*>(
+        p.delta_state + static_cast<size_t>(src) * static_cast<size_t>(p.delta_slot_stride) + in_state);
+    const bool last = p.evict_source && src != dst;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) state[i] = last ? load_last(from + 8 * i) : load_l2(from + 8 * i);
+  }
   const float decay_rate = expf(p.a_log[head]), dt_bias = p.dt_bias[head];
   const float norm = thread < kColumns ? p.norm[part * kColumns + thread] : 0.0f;
   cluster_wait();  // every block's barrier can take messages

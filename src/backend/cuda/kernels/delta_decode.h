@@ -25,6 +25,8 @@ struct DeltaDecode {
   int64_t conv_slot_stride = 0;    // elements
   float* delta_state = nullptr;    // [slot][value head][column][row] of this layer at delta_slot_stride
   int64_t delta_slot_stride = 0;
+  // A source that is not the destination is read for the last time, and need not stay in the L2.
+  bool evict_source = true;
   StepView step{};
   bool state_in_flight =
       false;              // the kernel in front writes the state that this one reads (rows of one sequence)

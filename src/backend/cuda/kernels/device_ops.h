@@ -148,7 +148,9 @@ inline uint4 load_l2(const uint4* p) { return *p; }
 inline uint2 load_l2(const uint2* p) { return *p; }
 inline float load_l2(const float* p) { return *p; }
 inline float4 load_l2(const float4* p) { return *p; }
+inline float4 load_last(const float4* p) { return *p; }
 inline uint32_t load_l2(const uint32_t* p) { return *p; }
+inline void store_to_host(uint64_t* p, uint64_t value) { *p = value; }
 inline int shared_fetch_add(int* counter, int n) {
   const int old = *counter;
   *counter += n;
@@ -299,7 +301,22 @@ __device__ __forceinline__ uint4 load_l2(const uint4* p) { return __ldcg(p); }
 __device__ __forceinline__ uint2 load_l2(const uint2* p) { return __ldcg(p); }
 __device__ __forceinline__ float load_l2(const float* p) { return __ldcg(p); }
 __device__ __forceinline__ float4 load_l2(const float4* p) { return __ldcg(p); }
+// The last read of what lies there: the L2 may give its place away first.
+__device__ __forceinline__ float4 load_last(const float4* p) {
+  uint64_t policy;
+  float4 v;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v4.f32 {%0, %1, %2, %3}, [%4], %5;"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "l"(p), "l"(policy)
+               : "memory");
+  return v;
+}
 __device__ __forceinline__ uint32_t load_l2(const uint32_t* p) { return __ldcg(p); }
+// One store that the host sees whole, when it has come: orders nothing else.
+__device__ __forceinline__ void store_to_host(uint64_t* p, uint64_t value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(value) : "memory");
+}
 __device__ __forceinline__ int shared_fetch_add(int* counter, int n) { return atomicAdd(counter, n); }
 // Lets so many clock cycles pass.
 __device__ __forceinline__ void spin(unsigned cycles) {

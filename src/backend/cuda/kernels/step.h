@@ -16,8 +16,13 @@ struct SampleRow {
 
 struct StepCounts {
   int32_t n_rows, n_outputs, n_segments,
-      n_tokens;  // n_tokens: ids from here on are padding of the vocabulary
+      n_tokens;     // n_tokens: ids from here on are padding of the vocabulary
+  uint32_t serial;  // which step this is, for TokenReport
 };
+
+// An output's token on its way to the host: one store of a step's last kernel to memory of the host, which
+// polls it. A copy and an event would stand between this step's graph and the next one's.
+using TokenReport = uint64_t;  // serial << 32 | token
 
 struct StepView {
   const StepCounts* counts;

@@ -208,6 +208,8 @@ __global__ void __launch_bounds__(kChooseThreads) choose_token(ChooseToken p) {
   pdl_trigger();
   const float* logits = p.logits + static_cast<size_t>(output) * static_cast<size_t>(p.vocab);
   const int n_tokens = p.step.counts->n_tokens < p.vocab ? p.step.counts->n_tokens : p.vocab;
+  const uint32_t serial = p.step.counts->serial;
+  const int32_t slot = p.choice == Choice::candidates ? -1 : p.step.token_out[output];
   SampleRow settings{};
   if (p.choice == Choice::sample) settings = p.step.sampling[output];
 
@@ -357,8 +359,10 @@ __global__ void __launch_bounds__(kChooseThreads) choose_token(ChooseToken p) {
     }
   } else if (thread == 0) {
     p.token[output] = token;
-    const int32_t slot = p.step.token_out[output];
     if (slot >= 0) p.step.token_slots[slot] = token;
+    // Nothing of the step is read after this: the host may fill its inputs anew.
+    if (p.reports != nullptr)
+      store_to_host(p.reports + output, uint64_t{serial} << 32 | static_cast<uint32_t>(token));
   }
 }
 

@@ -43,14 +43,15 @@ struct ChooseToken {
   const float* logits = nullptr;  // [outputs, vocab]
   int vocab = 0, outputs = 1, n_candidates = 0;
   StepView step{};
-  int32_t* token = nullptr;     // [outputs]: greedy and sample
-  int32_t* ids = nullptr;       // [outputs, n_candidates]
-  float* values = nullptr;      // [outputs, n_candidates]
-  float* logsumexp = nullptr;   // [outputs]
-  float* chunk_max = nullptr;   // scratch [outputs, kChunks]
-  int32_t* chunk_id = nullptr;  // scratch [outputs, kChunks]: lowest id of the chunk's maximum
-  float* chunk_sum = nullptr;   // scratch [outputs, kChunks]: sum of exp(x - chunk_max)
-  uint64_t* weights = nullptr;  // scratch [outputs, vocab], for samples without a small top_k
+  int32_t* token = nullptr;        // [outputs]: greedy and sample
+  TokenReport* reports = nullptr;  // [outputs], the host's memory: greedy and sample; null: none
+  int32_t* ids = nullptr;          // [outputs, n_candidates]
+  float* values = nullptr;         // [outputs, n_candidates]
+  float* logsumexp = nullptr;      // [outputs]
+  float* chunk_max = nullptr;      // scratch [outputs, kChunks]
+  int32_t* chunk_id = nullptr;     // scratch [outputs, kChunks]: lowest id of the chunk's maximum
+  float* chunk_sum = nullptr;      // scratch [outputs, kChunks]: sum of exp(x - chunk_max)
+  uint64_t* weights = nullptr;     // scratch [outputs, vocab], for samples without a small top_k
 };
 void launch_choose_token(const ChooseToken& p, cudaStream_t stream);
 

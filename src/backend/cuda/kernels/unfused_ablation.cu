@@ -52,7 +52,7 @@ __host__ __device__ ExpertsLayout experts_layout(const ExpertsLinearRows& p) {
              tiles = static_cast<unsigned>(p.tiles_per_block);
   ExpertsLayout l{};
   l.x = tiles * n_groups * kRecordBytes;
-  l.scales = l.x + staged_row_bytes(p.in);
+  l.scales = l.x + staged_row_bytes(p.in) + kStagedSlack;
   l.partial = l.scales + (n_groups * 8 + 15) / 16 * 16;
   l.barrier = l.partial + tiles * static_cast<unsigned>(p.units_per_tile) * kTileRows * 4;
   l.total = l.barrier + 16;

@@ -1,5 +1,8 @@
 #include "tests/backend/cuda/emulation/emulated_device.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <cstdio>
 #include <memory>
 #include <utility>
@@ -59,15 +62,53 @@ struct CopyBarrier {
   std::vector<Copy> copies;
 };
 
+// Shared memory of a cluster's blocks. Each block's ends where a page begins that nobody may touch: an access
+// beyond what was asked for, which a GPU refuses in steps of 128 bytes, is a segmentation fault.
+class SharedMemory {
+ public:
+  void resize(unsigned n_blocks, size_t n_bytes) {
+    n_bytes_ = (n_bytes + kGranularity - 1) / kGranularity * kGranularity;
+    if (n_blocks <= n_blocks_ && n_bytes_ <= capacity_) return;
+    if (base_ != nullptr) munmap(base_, n_blocks_ * (capacity_ + page_));
+    page_ = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    n_blocks_ = std::max(n_blocks, n_blocks_);
+    capacity_ = (std::max(n_bytes_, capacity_) + page_ - 1) / page_ * page_;
+    void* const p = mmap(nullptr, n_blocks_ * (capacity_ + page_), PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) fatal("no memory for shared memory");
+    base_ = static_cast<unsigned char*>(p);
+    for (unsigned b = 0; b < n_blocks_; ++b)
+      if (mprotect(base_ + b * (capacity_ + page_) + capacity_, page_, PROT_NONE) != 0)
+        fatal("a guard page cannot be made");
+  }
+  unsigned char* of(unsigned block) const {
+    return base_ + block * (capacity_ + page_) + capacity_ - n_bytes_;
+  }
+  void poison(unsigned block) const {
+    std::memset(of(block), 0xff, n_bytes_);
+  }  // NaN in every type kept there
+
+ private:
+  static constexpr size_t kGranularity = 128;
+  [[noreturn]] static void fatal(const char* why) {
+    std::fprintf(stderr, "emulated device: %s\n", why);
+    std::abort();
+  }
+  unsigned char* base_ = nullptr;
+  size_t n_bytes_ = 0, capacity_ = 0, page_ = 0;
+  unsigned n_blocks_ = 0;
+};
+
 struct Machine {
   dim3 grid, block;
   unsigned cluster = 1;
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
   std::vector<Block> blocks;
-  std::vector<unsigned char> stacks, shared;
+  std::vector<unsigned char> stacks;
+  SharedMemory shared;
   Group cluster_group;
-  size_t shared_bytes = 0, running = 0, n_alive = 0;
+  size_t running = 0, n_alive = 0;
   uint64_t idle_switches = 0;  // since a barrier opened or a thread ended
   std::vector<CopyBarrier> copy_barriers;
   Context main{};
@@ -196,24 +237,22 @@ void run_grid(dim3 grid, unsigned threads, unsigned cluster, size_t shared_bytes
   m.block = dim3(threads);
   m.cluster = cluster;
   m.body = &body;
-  m.shared_bytes = (shared_bytes + 127) / 128 * 128 + 128;
   m.fibers = std::vector<Fiber>(size_t{threads} * cluster);
   m.warps = std::vector<Warp>(size_t{n_warps} * cluster);
   m.blocks = std::vector<Block>(cluster);
   m.stacks.resize(m.fibers.size() * kStackBytes);
-  m.shared.resize(m.shared_bytes * cluster + 128);
-  unsigned char* shared = m.shared.data() + (128 - reinterpret_cast<uintptr_t>(m.shared.data()) % 128) % 128;
+  m.shared.resize(cluster, shared_bytes);
   for (unsigned z = 0; z < grid.z; ++z)
     for (unsigned y = 0; y < grid.y; ++y)
       for (unsigned x = 0; x < grid.x; x += cluster) {
-        std::memset(m.shared.data(), 0xff, m.shared.size());  // NaN in every type that kernels keep there
         m.cluster_group = Group{static_cast<int>(m.fibers.size())};
         for (unsigned c = 0; c < cluster; ++c) {
           Block& b = m.blocks[c];
           b.group = Group{static_cast<int>(threads)};
           b.index = dim3(x + c, y, z);
           b.cluster_rank = c;
-          b.shared = shared + c * m.shared_bytes;
+          m.shared.poison(c);
+          b.shared = m.shared.of(c);
           for (unsigned w = 0; w < n_warps; ++w)
             m.warps[c * n_warps + w].group = Group{static_cast<int>(std::min(32u, threads - 32 * w))};
         }

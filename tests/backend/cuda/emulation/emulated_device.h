@@ -1,7 +1,8 @@
 // Enough of CUDA on the CPU to run the kernels of src/backend/cuda/kernels unchanged: the same .cu files are
 // compiled as C++ with LILY_CUDA_EMULATED. Every thread of a cluster is a fiber of one OS thread; barriers
 // and warp collectives switch between them. Checks indexing, barriers and arithmetic; knows nothing of time,
-// caches or memory ordering. A barrier that some threads never reach aborts with a message.
+// caches or memory ordering. A barrier that some threads never reach aborts with a message; shared memory
+// beyond what a launch asked for is a segmentation fault.
 #pragma once
 
 #include <algorithm>
