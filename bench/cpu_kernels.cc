@@ -60,7 +60,7 @@ void linear(benchmark::State& state) {
   const int64_t cols = state.range(2), n_rows = state.range(3);
   const bool on_unit = state.range(4) != 0;
   if (on_unit && !matrix_unit_present()) return state.SkipWithError("no matrix unit");
-  force_target(target);
+  use_target(target);
   const int64_t tile_bytes = pack::cpu_tile_bytes(storage, cols);
   const int64_t out = n_rows > kMaxTileRows ? 1024 : (int64_t{64} << 20) / tile_bytes * 16;
   const PageBlock tiles = random_tiles(storage, out, cols);
@@ -82,7 +82,7 @@ void linear(benchmark::State& state) {
   set_rates(state, static_cast<double>(w.n_tiles() * tile_bytes),
             2.0 * static_cast<double>(n_rows * out * cols));
   state.SetLabel(std::string(to_string(target)) + (on_unit ? " AMX" : ""));
-  force_target(runnable_targets().front());
+  use_target(runnable_targets().front());
 }
 
 void quantise(benchmark::State& state) {

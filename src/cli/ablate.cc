@@ -61,7 +61,7 @@ std::string why_absent(plan::Mechanism m, const std::string& backend) {
       {Mechanism::d2, "the processor is the device: a token is never handed over"},
       {Mechanism::d5, "a thread reads whole keys and values: there is nothing to coalesce"}};
   if (backend == "reference") return "the reference runs one plain op after another";
-  if (backend == "cpu")
+  if (backend.starts_with("cpu"))
     for (const Reason& reason : kOnCpu)
       if (reason.mechanism == m) return reason.text;
   return fmt::format("the {} backend has no variant without it", backend);

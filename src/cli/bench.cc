@@ -2,18 +2,21 @@
 //
 // A prompt of random tokens is read (prefill), then tokens are written greedily after it (decode at that
 // context). Every round takes fresh tokens; nothing is cached. The clock is the engine's, between the events
-// that a client sees.
+// that a client sees. With --made-up-context no prompt is read: tokens are timed step by step behind keys and
+// values that nobody computed, which takes as long as behind real ones.
 #include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "backend/processor_rates.h"
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "cli/bench.h"
 #include "cli/bench_plot.h"
 #include "engine/engine.h"
 #include "engine/load.h"
+#include "engine/phase_runs.h"
 #include "plan/cost.h"
 
 namespace lily::cli {
@@ -22,36 +25,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 using Options = BenchOptions;
-
-// GB/s at which all threads together read memory that no cache holds; the best of three passes.
-double measure_read_rate(int n_threads) {
-  constexpr size_t kBytes = size_t{1} << 30;
-  ThreadPool pool(n_threads);
-  std::vector<uint64_t> words(kBytes / 8);
-  const size_t share = words.size() / static_cast<size_t>(n_threads) / 8 * 8;
-  std::vector<uint64_t> sums(static_cast<size_t>(n_threads));
-  const auto pass = [&](bool write) {
-    pool.run([&](int thread) {
-      const auto part = std::span(words).subspan(static_cast<size_t>(thread) * share, share);
-      uint64_t sum[8] = {};  // independent, so that memory is what is waited for
-      if (write) std::fill(part.begin(), part.end(), static_cast<uint64_t>(thread) + 1);  // first touch
-      else
-        for (size_t i = 0; i + 8 <= part.size(); i += 8)
-          for (size_t j = 0; j < 8; ++j) sum[j] += part[i + j];
-      sums[static_cast<size_t>(thread)] =
-          sum[0] + sum[1] + sum[2] + sum[3] + sum[4] + sum[5] + sum[6] + sum[7];
-    });
-  };
-  pass(true);
-  double best_s = 1e9;
-  for (int i = 0; i < 3; ++i) {
-    const double start_s = now_s();
-    pass(false);
-    best_s = std::min(best_s, now_s() - start_s);
-    for (size_t t = 0; t < sums.size(); ++t) LILY_CHECK(sums[t] == (t + 1) * share, "sum {}", sums[t]);
-  }
-  return static_cast<double>(share) * n_threads * 8 / best_s / 1e9;
-}
 
 struct Figures {
   std::vector<double> prefill, decode;  // tok/s, one a round
@@ -86,6 +59,45 @@ Figures measure(engine::Engine& engine, int length, const Options& o, std::mt199
   return figures;
 }
 
+// Without the engine, behind a context that is made up.
+Figures measure_tokens(engine::Executor& executor, int length, const Options& o) {
+  constexpr int kWarmUpTokens = 4;
+  Figures figures;
+  engine::time_tokens(executor, length, std::min(kWarmUpTokens, o.tokens));
+  for (int round = 0; round < o.rounds; ++round) {
+    check_interrupted();
+    figures.decode.push_back(o.tokens / engine::time_tokens(executor, length, o.tokens));
+  }
+  return figures;
+}
+
+// What a token of a phase costs, on average over the prompt or at that context.
+struct TokenCost {
+  double bytes = 0, flops = 0;
+};
+
+TokenCost cost_of(const model::Checkpoint& checkpoint, const plan::Policy& policy, bool is_decode,
+                  int length) {
+  const auto storage = [&](model::WeightId id) { return checkpoint.weight(id).storage; };
+  const int chunk = is_decode ? 1 : policy.max_chunk_rows, end = is_decode ? length + 1 : length;
+  plan::Cost total;
+  for (int first = is_decode ? length : 0; first < end; first += chunk) {
+    const int rows = std::min(chunk, end - first);
+    const bool is_last = first + rows == end;
+    const plan::Plan plan = plan::forward(checkpoint.dims(),
+                                          {.phase = is_decode ? plan::Phase::decode : plan::Phase::prefill,
+                                           .rows = rows,
+                                           .outputs = is_last ? 1 : 0,
+                                           .context = first + rows,
+                                           .ending = is_last ? plan::Ending::greedy : plan::Ending::none},
+                                          policy);
+    total +=
+        plan::cost(plan, {.rows = rows, .outputs = is_last ? 1 : 0, .position = first, .storage = storage});
+  }
+  const double n = is_decode ? 1 : length;
+  return {static_cast<double>(total.total_bytes()) / n, static_cast<double>(total.flops) / n};
+}
+
 Json measure_here(const Options& o) {
   const std::string folder = find_model(o.model.model);
   const model::Checkpoint checkpoint = model::Checkpoint::open(folder);
@@ -107,62 +119,64 @@ Json measure_here(const Options& o) {
   const double load_s = now_s() - load_start_s;
   const std::string backend = model.device().info().backend;
   const int n_threads = o.model.threads > 0 ? o.model.threads : physical_cores();
-  const double read_gb_s =  // 0: not measured
-      backend == "cpu" && o.session == 0 ? measure_read_rate(n_threads) : 0;
+  std::optional<backend::ProcessorRates> rates;
+  if (backend.starts_with("cpu") && o.session == 0) rates = backend::measure_processor(backend, n_threads);
 
-  engine::Engine engine(model.make_executor());
+  std::unique_ptr<engine::DeviceExecutor> executor = model.make_executor();
+  std::optional<engine::Engine> engine;
+  if (o.made_up_context) engine::fill_cache(model.device(), dims, executor->limits().n_kv_blocks);
+  else engine.emplace(std::move(executor));
   std::mt19937 random(1);
   Json results = Json::array();
   if (!o.json) {
     fmt::print("{} on {} ({}), loaded in {:.1f} s\n", folder, backend, model.device().info().name, load_s);
-    if (read_gb_s > 0) fmt::print("memory is read at {:.1f} GB/s\n", read_gb_s);
+    if (rates)
+      fmt::print("memory is read at {:.1f} GB/s, matrices are multiplied at {:.2f} TFLOP/s\n",
+                 rates->read_gb_s, rates->matrix_tflops);
     if (o.session == 0)
-      fmt::print("{:8} {:>7} {:>10} {:>21} {:>10} {:>8}\n", "phase", "length", "tok/s", "min .. max", "GB/s",
-                 "share");
+      fmt::print("{:8} {:>7} {:>10} {:>21} {:>10} {:>8} {:>6}\n", "phase", "length", "tok/s", "min .. max",
+                 "GB/s", "TFLOP/s", "share");
   }
   for (const int length : o.lengths) {
     if (o.session > 0) {
-      results.push_back(measure_session(engine, length, o));
+      results.push_back(measure_session(*engine, length, o));
       continue;
     }
-    const Figures figures = measure(engine, length, o, random);
+    const Figures figures =
+        engine ? measure(*engine, length, o, random) : measure_tokens(*executor, length, o);
     for (const std::string& phase : o.phases) {
       const bool is_decode = phase == "decode";
       const Spread tok_s = spread_of(is_decode ? figures.decode : figures.prefill);
       Json result = {{"phase", phase}, {"length", length}, {"tok_s", spread_json(tok_s)}};
-      double gb_s = 0;
-      if (is_decode) {
-        const plan::Plan plan = plan::forward(
-            dims, {.phase = plan::Phase::decode, .context = length + 1, .ending = plan::Ending::greedy},
-            model.policy());
-        const int64_t n_bytes =
-            plan::cost(plan, {.position = length,
-                              .storage = [&](model::WeightId id) { return checkpoint.weight(id).storage; }})
-                .total_bytes();
-        gb_s = static_cast<double>(n_bytes) * tok_s.median / 1e9;
-        result["bytes_per_token"] = n_bytes;
-        result["gb_s"] = gb_s;
-      } else {
-        result["bytes_per_token"] = nullptr;
-        result["gb_s"] = nullptr;
-      }
-      result["roofline_share"] = is_decode && read_gb_s > 0 ? Json(gb_s / read_gb_s) : Json();
+      const TokenCost cost = cost_of(checkpoint, model.policy(), is_decode, length);
+      const double gb_s = cost.bytes * tok_s.median / 1e9, tflops = cost.flops * tok_s.median / 1e12;
+      // Decode is bound by memory, reading a prompt by the matrix rate.
+      std::optional<double> share;
+      if (rates) share = is_decode ? gb_s / rates->read_gb_s : tflops / rates->matrix_tflops;
+      result["bytes_per_token"] = is_decode ? Json(static_cast<int64_t>(cost.bytes)) : Json();
+      result["gb_s"] = is_decode ? Json(gb_s) : Json();
+      result["flops_per_token"] = cost.flops;
+      result["tflops"] = tflops;
+      result["roofline_share"] = share ? Json(*share) : Json();
       result["disabled"] = o.model.disable;
       results.push_back(result);
       if (!o.json)
-        fmt::print("{:8} {:>7} {:>10.0f} {:>21} {:>10} {:>8}\n", phase, length, tok_s.median,
-                   fmt::format("{:.0f} .. {:.0f}", tok_s.min, tok_s.max),
-                   is_decode ? fmt::format("{:.1f}", gb_s) : "",
-                   is_decode && read_gb_s > 0 ? fmt::format("{:.0f} %", gb_s / read_gb_s * 100) : "");
+        fmt::print("{:8} {:>7} {:>10.1f} {:>21} {:>10} {:>8.3f} {:>6}\n", phase, length, tok_s.median,
+                   fmt::format("{:.1f} .. {:.1f}", tok_s.min, tok_s.max),
+                   is_decode ? fmt::format("{:.1f}", gb_s) : "", tflops,
+                   share ? fmt::format("{:.0f} %", *share * 100) : "");
     }
   }
   const Json device = {{"name", model.device().info().name},
                        {"kind", backend},
-                       {"read_gb_s", read_gb_s > 0 ? Json(read_gb_s) : Json()}};
+                       {"read_gb_s", rates ? Json(rates->read_gb_s) : Json()},
+                       {"matrix_tflops", rates ? Json(rates->matrix_tflops) : Json()}};
   return {{"device", device}, {"model", folder}, {"load_s", load_s}, {"results", results}};
 }
 
 int run_bench(const Options& o) {
+  if (o.made_up_context && o.phases != std::vector<std::string>{"decode"})
+    fail(Fault::user, "--made-up-context has no prompt to read: use it with --phase decode");
   const Json document = o.vs.empty() ? measure_here(o) : measure_in_turns(o);
   if (!o.plot.empty()) write_plot(document, o.plot);
   if (o.json) fmt::print("{}\n", document.dump(2));
@@ -207,6 +221,10 @@ void add_bench(CLI::App& app, Action& action) {
   command->add_option("--new", options->new_tokens, "Tokens that each turn of the session adds")
       ->check(CLI::Range(1, 1 << 20))
       ->needs(session);
+  command
+      ->add_flag("--made-up-context", options->made_up_context,
+                 "Decode behind made-up keys and values, so that long contexts need not be read first")
+      ->excludes(session);
   command->add_option("--plot", options->plot, "Draw the figures into an SVG file")->excludes(session);
   command->add_flag("--json", options->json, "One JSON document on stdout");
   command->footer(

@@ -15,9 +15,10 @@ struct BenchOptions {
   std::vector<std::string> phases = {"prefill", "decode"};
   std::vector<int> lengths = {256, 512, 1024, 2048};
   int rounds = 5, tokens = 64;
-  int session = 0;       // turns of a session to measure instead of the phases; 0: none
-  int new_tokens = 200;  // that each of its turns adds
-  std::string vs, plot;  // a peer's command; an SVG file
+  int session = 0;               // turns of a session to measure instead of the phases; 0: none
+  int new_tokens = 200;          // that each of its turns adds
+  bool made_up_context = false;  // no prompt is read before its tokens
+  std::string vs, plot;          // a peer's command; an SVG file
   bool json = false;
 };
 

@@ -39,6 +39,7 @@ std::vector<std::string> own_command(const BenchOptions& o, const std::vector<in
   add("--model", m.model);
   add("--kv", m.kv);
   add("--disable", m.disable);
+  if (o.made_up_context) command.emplace_back("--made-up-context");
   if (m.threads > 0) add("--threads", std::to_string(m.threads));
   if (m.ctx > 0) add("--ctx", std::to_string(m.ctx));
   add("--phase", fmt::format("{}", fmt::join(o.phases, ",")));
@@ -94,8 +95,9 @@ class Turns {
       series.own.push_back(result["tok_s"]["median"]);
       series.sample = result;
     }
-    const Json& rate = document_["device"]["read_gb_s"];
-    if (rate.is_number()) read_gb_s_.push_back(rate);
+    const Json &read = document_["device"]["read_gb_s"], &matrix = document_["device"]["matrix_tflops"];
+    if (read.is_number()) read_gb_s_.push_back(read);
+    if (matrix.is_number()) matrix_tflops_.push_back(matrix);
   }
 
   void measure_peer(int round) {
@@ -112,12 +114,16 @@ class Turns {
     if (stderr_is_terminal()) fmt::print(stderr, "\r\x1b[K");
     const std::string name = std::filesystem::path(o_.vs).filename().string();
     Json results = Json::array();
-    const Spread rate = read_gb_s_.empty() ? Spread{} : spread_of(read_gb_s_);
+    const Spread rate = read_gb_s_.empty() ? Spread{} : spread_of(read_gb_s_),
+                 matrix = matrix_tflops_.empty() ? Spread{} : spread_of(matrix_tflops_);
     if (!o_.json) {
       fmt::print("{} on {}\n", document_["model"].get<std::string>(),
                  document_["device"]["name"].get<std::string>());
       if (rate.median > 0)
-        fmt::print("memory is read at {:.1f} GB/s ({:.1f} .. {:.1f})\n", rate.median, rate.min, rate.max);
+        fmt::print(
+            "memory is read at {:.1f} GB/s ({:.1f} .. {:.1f}), matrices are multiplied at {:.2f} TFLOP/s "
+            "({:.2f} .. {:.2f})\n",
+            rate.median, rate.min, rate.max, matrix.median, matrix.min, matrix.max);
       fmt::print("{:8} {:>7} {:>28} {:>28} {:>22} {:>6}\n", "phase", "length", "lily tok/s", name + " tok/s",
                  "ratio", "share");
     }
@@ -133,6 +139,10 @@ class Turns {
           result["gb_s"] = gb_s;
           result["roofline_share"] = rate.median > 0 ? Json(gb_s / rate.median) : Json();
         }
+        const double tflops = result["flops_per_token"].get<double>() * own.median / 1e12;
+        result["tflops"] = tflops;
+        if (phase == "prefill")
+          result["roofline_share"] = matrix.median > 0 ? Json(tflops / matrix.median) : Json();
         result["peer"] = {{"name", name}, {"tok_s", spread_json(peer)}};
         result["ratio"] = spread_json(ratio);
         results.push_back(result);
@@ -147,13 +157,14 @@ class Turns {
                        : "");
       }
     if (rate.median > 0) document_["device"]["read_gb_s"] = rate.median;
+    if (matrix.median > 0) document_["device"]["matrix_tflops"] = matrix.median;
     document_["results"] = results;
     return document_;
   }
 
   const BenchOptions& o_;
   std::map<Case, Series> series_;
-  std::vector<double> read_gb_s_;
+  std::vector<double> read_gb_s_, matrix_tflops_;
   Json document_;
 };
 

@@ -14,7 +14,9 @@ namespace lily::cli {
 void add_model_options(CLI::App& command, ModelOptions& options) {
   command.add_option("-m,--model", options.model,
                      "Folder of a checkpoint, or the name of one that has been pulled");
-  command.add_option("--backend", options.backend, "auto, reference, cpu, cuda, metal or metal-emulated")
+  command
+      .add_option("--backend", options.backend,
+                  "auto, reference, cpu, cpu-avx2, cuda, metal or metal-emulated")
       ->capture_default_str();
   command.add_option("--kv", options.kv, "Type of the KV cache (default: the backend's; cpu and GPUs: bf16)")
       ->check(CLI::IsMember({"bf16", "f32"}));

@@ -67,12 +67,13 @@ std::map<std::string, Row> by_op(const std::vector<engine::SelfTestResult>& resu
   return rows;
 }
 
-// What runs by default: every device that is present, less the two that are oracles.
+// What runs by default: every device that is present, less the two that are oracles and the one that stands
+// for another processor.
 std::vector<std::string> backends_of(const SelftestOptions& o) {
   if (o.backend != "auto") return {o.backend};
   std::vector<std::string> names;
   for (const std::string& name : backend::compiled_backends()) {
-    if (name == "reference" || name == "metal-emulated") continue;
+    if (name == "reference" || name == "metal-emulated" || name == "cpu-avx2") continue;
     try {
       if (backend::make_device(name)->info().keeps_values) names.push_back(name);
       else fmt::print(stderr, "lily: {} is left out: it cannot show the values between its ops\n", name);

@@ -20,7 +20,7 @@ std::string digest_of(const std::filesystem::path& path) {
 // What of a device decides bits, beside the policy: the number of threads in its name does not.
 std::string arithmetic_of(const backend::DeviceInfo& device) {
   if (device.backend == "reference") return "scalar";
-  if (device.backend != "cpu") return device.name;
+  if (!device.backend.starts_with("cpu")) return device.name;
   return device.name.substr(device.name.rfind(", ") + 1);  // "processor, threads, instruction set"
 }
 

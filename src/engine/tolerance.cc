@@ -31,7 +31,7 @@ double square(double x) { return x * x; }
 
 Precision precision_of(const std::string& backend, const plan::Policy& policy) {
   if (backend == "reference") return {.activation = kF32, .dot_input = 0, .kv = kF32, .accumulate = kF64};
-  if (backend == "cpu")
+  if (backend.starts_with("cpu"))
     return {.activation = type_of(policy.activation),
             .dot_input = kTwoPlanes,
             .kv = type_of(policy.kv),

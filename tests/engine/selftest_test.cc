@@ -7,6 +7,7 @@
 #include "base/thread_pool.h"
 #include "model/checkpoint.h"
 #include "model/synth.h"
+#include "tests/support/cpu_backends.h"
 #include "tests/support/temp_folder.h"
 
 namespace lily::engine {
@@ -28,10 +29,14 @@ std::unique_ptr<backend::Device> loaded(const std::string& backend, const model:
   return device;
 }
 
-TEST(SelfTest, ADeviceThatWorksPassesEveryOpOfItsPlans) {
+class SelfTestOf : public testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(InstructionSets, SelfTestOf, testing::ValuesIn(test::cpu_backends()),
+                         test::backend_test_name);
+
+TEST_P(SelfTestOf, ADeviceThatWorksPassesEveryOpOfItsPlans) {
   const test::TempFolder folder;
   const model::Checkpoint checkpoint = synthetic(folder.path() / "model", 1);
-  const auto cpu = loaded("cpu", checkpoint), reference = loaded("reference", checkpoint);
+  const auto cpu = loaded(GetParam(), checkpoint), reference = loaded("reference", checkpoint);
   const auto results = self_test(*cpu, *reference, checkpoint.dims());
   for (const SelfTestResult& r : results) {
     EXPECT_FALSE(r.report.first) << r.step << ": " << r.report.first->line();

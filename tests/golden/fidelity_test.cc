@@ -8,6 +8,7 @@
 #include "engine/diff.h"
 #include "engine/layers.h"
 #include "tests/golden/golden_model.h"
+#include "tests/support/cpu_backends.h"
 
 namespace lily::engine {
 namespace {
@@ -44,11 +45,13 @@ TEST(Cpu, PerplexityAndTopTokensWithFullPrecisionKv) {
 }
 
 TEST(Cpu, PerplexityAndTopTokensWithBf16Kv) {
-  const auto executor = test::tiny_on("cpu", FloatType::bf16).make_executor();
-  const GoldenForced& golden = *test::tiny_goldens().forced;
-  const ForcedReport report = compare(score(*executor, golden.ids, golden.positions), golden);
-  EXPECT_NEAR(report.perplexity_ratio(), 1, 3e-3);
-  EXPECT_GE(report.top1_agreement, 188);
+  for (const std::string& backend : test::cpu_backends()) {
+    const auto executor = test::tiny_on(backend, FloatType::bf16).make_executor();
+    const GoldenForced& golden = *test::tiny_goldens().forced;
+    const ForcedReport report = compare(score(*executor, golden.ids, golden.positions), golden);
+    EXPECT_NEAR(report.perplexity_ratio(), 1, 3e-3) << backend;
+    EXPECT_GE(report.top1_agreement, 188) << backend;
+  }
 }
 
 TEST(Cpu, PerplexityAndTopTokensWithoutEachMechanism) {
@@ -110,27 +113,32 @@ TEST(Reference, EveryLayerIsWithinItsTolerance) {
 }
 
 TEST(Cpu, EveryLayerIsWithinItsTolerance) {
-  for (const FloatType kv : {FloatType::f32, FloatType::bf16}) {
-    LoadedModel& model = test::tiny_on("cpu", kv);
-    plan::Policy plain = model.policy();
-    plain.prefill = plain.decode = {};
-    expect_layers(model, plain, 130);
-    expect_layers(model, model.policy(), 60);
-  }
+  for (const std::string& backend : test::cpu_backends())
+    for (const FloatType kv : {FloatType::f32, FloatType::bf16}) {
+      SCOPED_TRACE(backend);
+      LoadedModel& model = test::tiny_on(backend, kv);
+      plan::Policy plain = model.policy();
+      plain.prefill = plain.decode = {};
+      expect_layers(model, plain, 130);
+      expect_layers(model, model.policy(), 60);
+    }
 }
 
 TEST(Cpu, EveryOpAgreesWithTheReference) {
-  LoadedModel& cpu = test::tiny_on("cpu", FloatType::f32);
   LoadedModel& reference = test::tiny_on("reference", FloatType::f32);
   const std::vector<int32_t>& prompt = test::tiny_goldens().prompts[0].prompt;
-  for (const plan::Phase phase : {plan::Phase::prefill, plan::Phase::decode}) {
-    const DiffReport report =
-        diff(cpu.device(), reference.device(), cpu.dims(), cpu.policy(), prompt, {.phase = phase});
-    EXPECT_FALSE(report.first) << report.first->line();
-    EXPECT_GT(report.n_ops, 8 * 5);
-    ASSERT_TRUE(report.worst);
-    EXPECT_GT(report.worst->error, 0) << "two backends with the very same bits compare nothing";
+  for (const std::string& backend : test::cpu_backends()) {
+    LoadedModel& cpu = test::tiny_on(backend, FloatType::f32);
+    for (const plan::Phase phase : {plan::Phase::prefill, plan::Phase::decode}) {
+      const DiffReport report =
+          diff(cpu.device(), reference.device(), cpu.dims(), cpu.policy(), prompt, {.phase = phase});
+      EXPECT_FALSE(report.first) << report.first->line();
+      EXPECT_GT(report.n_ops, 8 * 5);
+      ASSERT_TRUE(report.worst);
+      EXPECT_GT(report.worst->error, 0) << "two backends with the very same bits compare nothing";
+    }
   }
+  LoadedModel& cpu = test::tiny_on("cpu", FloatType::f32);
   EXPECT_THROW(
       diff(cpu.device(), reference.device(), cpu.dims(), cpu.policy(), prompt, {.until = "layers.3.tea"}),
       Error);

@@ -46,6 +46,31 @@ TEST_F(BenchAgainst, APeerIsMeasuredInTurns) {
     EXPECT_NE(drawing.find(part), std::string::npos) << part;
 }
 
+TEST_F(BenchAgainst, TheMachinesOwnRatesStandBesideTheFigures) {
+  const Outcome run = bench("--backend cpu");
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  const Json json = Json::parse(run.out);
+  EXPECT_GT(json["device"]["read_gb_s"], 0.1);
+  EXPECT_GT(json["device"]["matrix_tflops"], 1e-3);
+  for (const Json& result : json["results"]) {
+    const bool is_decode = result["phase"] == "decode";
+    const double share = result["roofline_share"],
+                 rate = is_decode ? json["device"]["read_gb_s"] : json["device"]["matrix_tflops"],
+                 reached = is_decode ? result["gb_s"] : result["tflops"];
+    EXPECT_NEAR(share, reached / rate, 1e-9) << result["phase"];
+    EXPECT_GT(share, 0);
+  }
+}
+
+TEST_F(BenchAgainst, AMadeUpContextNeedsNoPrompt) {
+  const Outcome run = bench("--phase decode --made-up-context");
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  const Json json = Json::parse(run.out);
+  ASSERT_EQ(json["results"].size(), 1u);
+  EXPECT_GT(json["results"][0]["tok_s"]["min"], 0);
+  EXPECT_EQ(bench("--made-up-context").exit_code, 2);  // both phases
+}
+
 TEST_F(BenchAgainst, APeerThatFailsIsToldInOneLine) {
   for (const char* script : {"exit 3", "echo fast", "true", "echo -1"}) {
     const Outcome run = bench("--phase decode --vs " + peer(script));

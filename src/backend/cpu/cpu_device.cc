@@ -41,13 +41,14 @@ constexpr int64_t kFixedBlocksFrom = 512;
 
 class CpuDevice final : public Device {
  public:
-  explicit CpuDevice(const DeviceOptions& options)
-      : pool_(options.threads > 0 ? options.threads : physical_cores()),
+  CpuDevice(const char* backend, SimdTarget target, const DeviceOptions& options)
+      : target_(target),
+        pool_(options.threads > 0 ? options.threads : physical_cores()),
         trace_(options.trace),
         scratch_(pool_.n_threads()) {
-    info_.backend = "cpu";
+    info_.backend = backend;
     info_.name = fmt::format("{}, {} thread{}, {}", processor_name(), pool_.n_threads(),
-                             pool_.n_threads() == 1 ? "" : "s", to_string(current_target()));
+                             pool_.n_threads() == 1 ? "" : "s", to_string(target_));
     info_.memory_bytes = static_cast<int64_t>(static_cast<double>(memory_limit()) * kMemoryShare);
   }
 
@@ -76,7 +77,7 @@ class CpuDevice final : public Device {
     for (const Mechanism m : {Mechanism::p1, Mechanism::p4, Mechanism::p5, Mechanism::d3, Mechanism::d4,
                               Mechanism::d6, Mechanism::d7})
       p.mechanisms.set(static_cast<size_t>(m));
-    if (matrix_unit_present() && current_target() == SimdTarget::avx512_vnni) {
+    if (matrix_unit_present() && target_ == SimdTarget::avx512_vnni) {
       p.matrix_unit = plan::MatrixUnit::tensor;
       p.mechanisms.set(static_cast<size_t>(Mechanism::p6));
     }
@@ -95,7 +96,7 @@ class CpuDevice final : public Device {
 
   std::unique_ptr<Program> compile(plan::Plan plan) override {
     LILY_CHECK(plan.policy.kv == memory().kv_type(), "the plan's KV type is not the one reserved");
-    return std::make_unique<CpuProgram>(std::move(plan), weights(), memory(), pool_, scratch_, trace_);
+    return std::make_unique<CpuProgram>(std::move(plan), weights(), memory(), target_, pool_, scratch_, trace_);
   }
 
   void copy_state(StateSlot src, StateSlot dst) override { memory().copy_state(src, dst); }
@@ -153,6 +154,7 @@ class CpuDevice final : public Device {
         f(head, key, (int64_t{key} * n_heads + head) * model::kHeadDim);
   }
 
+  const SimdTarget target_;
   ThreadPool pool_;
   Trace* const trace_;
   DeviceInfo info_;
@@ -165,9 +167,20 @@ class CpuDevice final : public Device {
 }  // namespace cpu
 
 std::unique_ptr<Device> make_cpu_device(const DeviceOptions& options) {
-  return std::make_unique<cpu::CpuDevice>(options);
+  return std::make_unique<cpu::CpuDevice>("cpu", cpu::runnable_targets().front(), options);
 }
 
 bool cpu_device_present() { return true; }
+
+// The same device on a processor that has AVX2 and nothing wider, on any that has it: for tests and for
+// figures.
+std::unique_ptr<Device> make_cpu_avx2_device(const DeviceOptions& options) {
+  return std::make_unique<cpu::CpuDevice>("cpu-avx2", cpu::SimdTarget::avx2, options);
+}
+
+bool cpu_avx2_device_present() {
+  const auto targets = cpu::runnable_targets();
+  return std::find(targets.begin(), targets.end(), cpu::SimdTarget::avx2) != targets.end();
+}
 
 }  // namespace lily::backend

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "backend/cpu/kernels/matrix_unit.h"
+#include "backend/cpu/kernels/targets.h"
 #include "backend/cpu/step.h"
 #include "backend/cpu/weights.h"
 #include "plan/plan.h"
@@ -44,7 +45,8 @@ struct LowerContext {
   bool is_small() const { return plan.shape.rows <= kMaxTileRows; }
   // P6: quantised products of many rows run on the processor's matrix unit.
   bool uses_matrix_unit() const {
-    return !is_small() && plan.policy.matrix_unit == plan::MatrixUnit::tensor && matrix_unit_present();
+    return !is_small() && plan.policy.matrix_unit == plan::MatrixUnit::tensor && matrix_unit_present() &&
+           current_target() == SimdTarget::avx512_vnni;
   }
   const model::Dims& dims() const { return plan.dims; }
 };

@@ -54,9 +54,10 @@ std::vector<Lowered> lower_all(const plan::Plan& plan, const Weights& weights, S
 
 }  // namespace
 
-CpuProgram::CpuProgram(plan::Plan plan, const Weights& weights, Memory& memory, ThreadPool& pool,
-                       Scratch& shared, Trace* trace)
+CpuProgram::CpuProgram(plan::Plan plan, const Weights& weights, Memory& memory, SimdTarget target,
+                       ThreadPool& pool, Scratch& shared, Trace* trace)
     : plan_(std::move(plan)),
+      target_(target),
       own_scratch_(plan_.options.keep_values ? std::make_unique<Scratch>(pool.n_threads()) : nullptr),
       scratch_(own_scratch_ ? *own_scratch_ : shared),
       step_(plan_, memory),
@@ -64,6 +65,7 @@ CpuProgram::CpuProgram(plan::Plan plan, const Weights& weights, Memory& memory, 
       trace_(trace) {
   if (plan_.policy.activation != plan::FloatType::f32 || plan_.policy.residual != plan::FloatType::f32)
     fail(Fault::user, "the cpu backend computes with fp32 activations and cannot run a plan with bf16 ones");
+  use_target(target_);  // lowering asks what it is
   Sizes sizes;
   lowered_ = lower_all(plan_, weights, sizes);
   for (size_t first = 0; first < lowered_.size();) {
@@ -88,6 +90,7 @@ void CpuProgram::submit(const StepInputs& inputs) {
   // What a step does not write it must not read: tests that keep values would see the NaN.
   if (plan_.options.keep_values)
     std::memset(scratch_.values(), 0xff, static_cast<size_t>(plan_.scratch_bytes));
+  use_target(target_);
   step_.begin(inputs, scratch_.values());
   run_traced();
   collect(outputs_[static_cast<size_t>(n_submitted_ % 2)]);
@@ -170,6 +173,7 @@ void CpuProgram::write(plan::ValueId id, std::span<const float> data) {
 }
 
 void CpuProgram::run_ops(const StepInputs& inputs, int first, int last) {
+  use_target(target_);
   step_.begin(inputs, scratch_.values());
   for (int i = first; i < last; ++i) {
     std::vector<Interval> intervals;

@@ -8,14 +8,15 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/executor.h"
+#include "backend/cpu/kernels/targets.h"
 
 namespace lily::backend::cpu {
 
 class CpuProgram final : public Program {
  public:
   // All references outlive the program. A plan that keeps its values has scratch memory of its own.
-  CpuProgram(plan::Plan plan, const Weights& weights, Memory& memory, ThreadPool& pool, Scratch& shared,
-             Trace* trace = nullptr);
+  CpuProgram(plan::Plan plan, const Weights& weights, Memory& memory, SimdTarget target, ThreadPool& pool,
+             Scratch& shared, Trace* trace = nullptr);
 
   const plan::Plan& plan() const override { return plan_; }
   void submit(const StepInputs& inputs) override;
@@ -36,6 +37,7 @@ class CpuProgram final : public Program {
   void copy_masked_logits(plan::ValueId logits, Outputs& out) const;
 
   const plan::Plan plan_;
+  const SimdTarget target_;
   std::vector<Lowered> lowered_;     // [ops]
   std::vector<Interval> intervals_;  // of the whole step
   std::unique_ptr<Scratch> own_scratch_;

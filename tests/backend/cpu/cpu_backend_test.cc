@@ -8,12 +8,14 @@
 #include <memory>
 
 #include "backend/backend.h"
+#include "backend/cpu/kernels/targets.h"
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "model/checkpoint.h"
 #include "model/synth.h"
 #include "plan/plan.h"
 #include "plan/sample.h"
+#include "tests/support/cpu_backends.h"
 #include "tests/support/golden.h"
 
 namespace lily::backend {
@@ -44,7 +46,7 @@ double relative_error(std::span<const float> a, std::span<const float> b) {
 
 plan::Fusions no_fusions() { return {}; }
 
-class CpuBackend : public testing::Test {
+class CpuBackend : public testing::TestWithParam<std::string> {
  protected:
   static void SetUpTestSuite() {
     checkpoint_ = new model::Checkpoint(model::Checkpoint::open(test::kTinyModel));
@@ -62,7 +64,7 @@ class CpuBackend : public testing::Test {
     return {ids.begin(), ids.end()};
   }
   static std::unique_ptr<Device> loaded_device(int threads) {
-    auto device = make_device("cpu", {.threads = threads});
+    auto device = make_device(GetParam(), {.threads = threads});
     device->load(*checkpoint_, {});
     return device;
   }
@@ -82,6 +84,9 @@ class CpuBackend : public testing::Test {
 
 model::Checkpoint* CpuBackend::checkpoint_ = nullptr;
 std::map<std::string, GoldenTensor>* CpuBackend::goldens_ = nullptr;
+
+INSTANTIATE_TEST_SUITE_P(InstructionSets, CpuBackend, testing::ValuesIn(test::cpu_backends()),
+                         test::backend_test_name);
 
 // One sequence on a device.
 struct Sequence {
@@ -117,7 +122,7 @@ struct Sequence {
   std::vector<int32_t> output_rows;
 };
 
-TEST_F(CpuBackend, EveryLayerAgreesWithTheGoldens) {
+TEST_P(CpuBackend, EveryLayerAgreesWithTheGoldens) {
   const auto device = loaded_device(2);
   Policy policy = device->policy(dims());
   policy.kv = FloatType::f32;
@@ -221,7 +226,7 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-TEST_F(CpuBackend, ChunksThreadsFusionsAndStagesDoNotChangeABit) {
+TEST_P(CpuBackend, ChunksThreadsFusionsAndStagesDoNotChangeABit) {
   const auto device = loaded_device(2);
   const Policy policy = device->policy(dims());
   const auto tokens = prompt();
@@ -247,7 +252,7 @@ TEST_F(CpuBackend, ChunksThreadsFusionsAndStagesDoNotChangeABit) {
   }
 }
 
-TEST_F(CpuBackend, OtherArithmeticOfTheAblationsAgreesWithinTolerance) {
+TEST_P(CpuBackend, OtherArithmeticOfTheAblationsAgreesWithinTolerance) {
   const auto device = loaded_device(2);
   const Policy policy = device->policy(dims());
   const auto tokens = prompt();
@@ -269,7 +274,7 @@ TEST_F(CpuBackend, OtherArithmeticOfTheAblationsAgreesWithinTolerance) {
   EXPECT_LT(relative_error(real(expanded), real(expected)), 0x1p-9 * std::sqrt(3.0 * 8));
 }
 
-TEST_F(CpuBackend, SequencesOfOneStepDoNotTouchEachOther) {
+TEST_P(CpuBackend, SequencesOfOneStepDoNotTouchEachOther) {
   const auto device = loaded_device(2);
   const Policy policy = device->policy(dims());
   const auto tokens = prompt();
@@ -309,7 +314,7 @@ TEST_F(CpuBackend, SequencesOfOneStepDoNotTouchEachOther) {
   }
 }
 
-TEST_F(CpuBackend, EndingsFollowFromTheLogits) {
+TEST_P(CpuBackend, EndingsFollowFromTheLogits) {
   const auto device = loaded_device(2);
   const Policy policy = device->policy(dims());
   const auto tokens = prompt();
@@ -339,7 +344,7 @@ TEST_F(CpuBackend, EndingsFollowFromTheLogits) {
   EXPECT_TRUE(no_logits.empty() && no_tokens.empty());
 }
 
-TEST_F(CpuBackend, ATokenSlotCarriesTheTokenToTheNextStep) {
+TEST_P(CpuBackend, ATokenSlotCarriesTheTokenToTheNextStep) {
   const auto device = loaded_device(2);
   const Policy policy = device->policy(dims());
   const auto tokens = prompt();
@@ -367,7 +372,7 @@ TEST_F(CpuBackend, ATokenSlotCarriesTheTokenToTheNextStep) {
 
 // A model whose dimensions share nothing with the bundled one: 6 query heads a KV head, odd numbers of heads
 // and of tiles, a vocabulary that ends inside a tile.
-TEST_F(CpuBackend, OtherDimensionsAgreeWithTheReference) {
+TEST_P(CpuBackend, OtherDimensionsAgreeWithTheReference) {
   model::Dims other = dims();
   other.hidden = 192;
   other.n_layers = 4;
@@ -387,7 +392,7 @@ TEST_F(CpuBackend, OtherDimensionsAgreeWithTheReference) {
   std::vector<int32_t> tokens(600);
   for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i * i * 7 % 520);
 
-  const auto device = make_device("cpu", {.threads = 2}),
+  const auto device = make_device(GetParam(), {.threads = 2}),
              reference = make_device("reference", {.threads = 2});
   device->load(checkpoint, {});
   reference->load(checkpoint, {});
@@ -416,7 +421,31 @@ TEST_F(CpuBackend, OtherDimensionsAgreeWithTheReference) {
     EXPECT_TRUE(same_bits(logits_of(*device, other, unpacked, tokens, chunk), whole));
 }
 
-TEST_F(CpuBackend, StatesAndCacheAreReadBackAsWritten) {
+// Two devices of one process take turns, each on its own instruction set.
+TEST_P(CpuBackend, StepsRunOnTheInstructionSetOfTheirDevice) {
+  const auto program_of = [](Device& device) {
+    const Policy policy = device.policy(dims());
+    device.reserve({.n_state_slots = 1, .n_kv_blocks = 6}, policy);
+    return device.compile(make_plan(9, 1, policy, Ending::greedy, false));
+  };
+  const std::vector<int32_t> tokens(9, 5);
+  const auto target_of = [&](Device& device, Program& program) {
+    Sequence{device}.run(program, tokens, 1);
+    return cpu::current_target();
+  };
+  const auto device = loaded_device(1), best = make_device("cpu", {.threads = 1});
+  best->load(*checkpoint_, {});
+  const auto program = program_of(*device), best_program = program_of(*best);
+  const cpu::SimdTarget own = GetParam() == "cpu" ? cpu::runnable_targets().front() : cpu::SimdTarget::avx2;
+  EXPECT_TRUE(device->info().name.ends_with(cpu::to_string(own))) << device->info().name;
+  EXPECT_EQ(device->info().backend, GetParam());
+  for (int turn = 0; turn < 2; ++turn) {
+    EXPECT_EQ(target_of(*best, *best_program), cpu::runnable_targets().front());
+    EXPECT_EQ(target_of(*device, *program), own);
+  }
+}
+
+TEST_P(CpuBackend, StatesAndCacheAreReadBackAsWritten) {
   const auto device = loaded_device(1);
   Policy policy = device->policy(dims());
   policy.kv = FloatType::f32;

@@ -82,7 +82,8 @@ std::vector<SimdTarget> runnable_targets() {
 
 SimdTarget current_target() { return HWY_DYNAMIC_DISPATCH(this_target)(); }
 
-void force_target(SimdTarget target) {
+void use_target(SimdTarget target) {
+  if (current_target() == target) return;
   const auto runnable = runnable_targets();
   LILY_CHECK(std::ranges::find(runnable, target) != runnable.end(), "target {}", to_string(target));
   for (const Known& known : kKnown)

@@ -17,7 +17,8 @@ std::string_view to_string(SimdTarget target);
 std::vector<SimdTarget> runnable_targets();
 SimdTarget current_target();
 
-// Makes all kernels use one of runnable_targets(). For tests and benchmarks, while no kernel runs.
-void force_target(SimdTarget target);
+// Makes all kernels use one of runnable_targets(), while no kernel runs. The choice is the process's: a
+// device says anew what it wants before each step. Costs nothing where it changes nothing.
+void use_target(SimdTarget target);
 
 }  // namespace lily::backend::cpu

@@ -26,8 +26,8 @@ inline constexpr double kEps = 0x1p-24;  // half a unit in the last place of 1, 
 // A test that runs once for each runnable target.
 class PerTarget : public testing::TestWithParam<SimdTarget> {
  protected:
-  void SetUp() override { force_target(GetParam()); }
-  void TearDown() override { force_target(runnable_targets().front()); }
+  void SetUp() override { use_target(GetParam()); }
+  void TearDown() override { use_target(runnable_targets().front()); }
 };
 
 inline std::string target_test_name(const testing::TestParamInfo<SimdTarget>& info) {

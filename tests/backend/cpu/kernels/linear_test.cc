@@ -321,7 +321,7 @@ TEST(LinearTargets, TargetsWithFusedMultiplyAddAgreeToTheBit) {
     std::vector<float> first;
     for (SimdTarget target : runnable_targets()) {
       if (target == SimdTarget::ssse3) continue;  // has none
-      force_target(target);
+      use_target(target);
       const TestRows rows(5, 1024, x);
       std::vector<float> y(5 * 64);
       linear_tiles(w.matrix(), 0, 4, rows.input(), 5, {y.data(), 64, 0, nullptr});
@@ -329,7 +329,7 @@ TEST(LinearTargets, TargetsWithFusedMultiplyAddAgreeToTheBit) {
       EXPECT_EQ(0, std::memcmp(y.data(), first.data(), y.size() * sizeof(float))) << to_string(target);
     }
   }
-  force_target(runnable_targets().front());
+  use_target(runnable_targets().front());
 }
 
 LILY_FOR_EACH_TARGET(Quantise);
