@@ -96,7 +96,8 @@ class CpuDevice final : public Device {
 
   std::unique_ptr<Program> compile(plan::Plan plan) override {
     LILY_CHECK(plan.policy.kv == memory().kv_type(), "the plan's KV type is not the one reserved");
-    return std::make_unique<CpuProgram>(std::move(plan), weights(), memory(), target_, pool_, scratch_, trace_);
+    return std::make_unique<CpuProgram>(std::move(plan), weights(), memory(), target_, pool_, scratch_,
+                                        trace_);
   }
 
   void copy_state(StateSlot src, StateSlot dst) override { memory().copy_state(src, dst); }

@@ -25,6 +25,16 @@ const plan::NormRouter* router_before(const Run& run, int i, int distance, plan:
   return router != nullptr && router->ids == ids ? router : nullptr;
 }
 
+// The one row of a step needs no gathering: the head reads it where it is.
+const plan::GatherRows* gather_of_one_row(const Run& run, int i) {
+  if (run.exact_values() || !run.plan.policy.row_parallel_gemv || run.step.n_rows() != 1 ||
+      run.step.n_outputs() != 1)
+    return nullptr;
+  const auto* gather = op_at<plan::GatherRows>(run.plan, i);
+  const auto* head = op_at<plan::NormLinear>(run.plan, i + 1);
+  return gather != nullptr && head != nullptr && head->x == gather->y ? gather : nullptr;
+}
+
 void embed(const Run& run, const plan::Embed& op) {
   const DeviceWeight& w = run.weights.get({model::Weight::embed, model::kNoLayer});
   EmbedRows p;
@@ -63,7 +73,10 @@ int launch_op(const Run& run, int i) {
   return std::visit(
       plan::overloaded{
           [&](const plan::Embed& op) { return embed(run, op), 1; },
-          [&](const plan::GatherRows& op) { return gather(run, op), 1; },
+          [&](const plan::GatherRows& op) {
+            if (gather_of_one_row(run, i) == nullptr) gather(run, op);
+            return 1;
+          },
           [&](const plan::NormLinear& op) {
             const int rows = run.rows_of(op.x);
             if (rows == 0) return 1;
@@ -71,7 +84,9 @@ int launch_op(const Run& run, int i) {
             if (gemm && !head) return norm_linear_chunk(run, op), 1;
             if (head && !run.plan.policy.row_parallel_gemv && !run.exact_values())
               return head_chunk(run, op), 1;
-            const LinearSource x{run.data<void>(op.x), run.stride(op.x), run.is_f32(op.x),
+            const auto* gather = gather_of_one_row(run, i - 1);
+            const plan::ValueId from = gather != nullptr ? gather->x : op.x;
+            const LinearSource x{run.data<void>(from), run.stride(from), run.is_f32(from),
                                  run.weights.get(op.norm).vector};
             return linear_rows(run, x, op.weights, op.y, rows), 1;
           },
