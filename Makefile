@@ -26,7 +26,7 @@ install:  ## into PREFIX (/usr/local), below DESTDIR if that is set
 	@cmake --install $(RELEASE) --prefix $(PREFIX) --strip
 
 uninstall:  ## what the last install from this folder put there
-	@scripts/uninstall $(RELEASE)/install_manifest.txt
+	@scripts/uninstall $(RELEASE)/installed_files.txt
 
 package:  ## a Debian package in build/
 	@$(MAKE) --no-print-directory build
@@ -62,7 +62,7 @@ check:  ## format, static analysis of what changed, warnings as errors
 	@scripts/deps build test check
 	@scripts/check
 
-ci-extra:  ## sanitizers, NEON under qemu, the CUDA compile
+ci-extra:  ## sanitizers, NEON under qemu, the CUDA compile, installation
 	@scripts/deps build test check extra
 	@scripts/ci-extra
 

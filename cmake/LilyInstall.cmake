@@ -36,6 +36,13 @@ install(CODE "
   configure_file(${CMAKE_SOURCE_DIR}/packages/service/${service}.in ${written}/${service} @ONLY)")
 install(FILES ${written}/${service} DESTINATION ${service_folder})
 
+# What `make uninstall` removes. CMake's own list would be that of a package, once one has been made.
+install(CODE "
+  if(NOT \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}\" MATCHES \"_CPack_Packages\")
+    string(REPLACE \";\" \"\\n\" files \"\${CMAKE_INSTALL_MANIFEST_FILES}\")
+    file(WRITE ${CMAKE_BINARY_DIR}/installed_files.txt \"\${files}\\n\")
+  endif()")
+
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME lily)
 set(CPACK_PACKAGE_CONTACT "the lily developers <lily@localhost>")

@@ -13,10 +13,12 @@
 #endif
 
 #include "base/error.h"
+#include "base/printable.h"
 #include "cli/command.h"
 #include "cli/hub_settings.h"
 #include "hub/cache.h"
 #include "hub/repository.h"
+#include "model/foreign.h"
 
 namespace lily::cli {
 namespace {
@@ -69,14 +71,47 @@ bool looks_like_hub_name(const std::string& name) {
          name.back() != '/';
 }
 
+// A file or folder in a format of other engines, or a file where a folder is wanted: says so and what to do.
+void refuse_foreign(const std::string& name, const fs::path& path) {
+  std::error_code ignored;
+  const std::string shown = printable(name, 400);
+  if (const std::string what = model::foreign_format(path); !what.empty())
+    fail(Fault::user,
+         "'{}' is {}, a format that lily does not read; -m takes a folder with MLX safetensors: lily pull "
+         "fetches {}",
+         shown, what, hub::kRealModel);
+  if (!fs::exists(path, ignored) || fs::is_directory(path, ignored)) return;
+  const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
+  if (is_model(folder))
+    fail(Fault::user, "'{}' is one file of a checkpoint; name its folder: -m {}", shown,
+         printable(folder.string(), 400));
+  fail(Fault::user,
+       "'{}' is a file; -m takes a checkpoint's folder (config.json, tokenizer.json, *.safetensors) or the "
+       "name "
+       "of a pulled one",
+       shown);
+}
+
+// Other tools bring other formats into the same cache; lily pull would not make them ready.
+void refuse_foreign_pulled(const std::string& name) {
+  if (!hub::is_repository_name(name)) return;
+  std::error_code error;
+  for (const fs::path& cache : model_caches())
+    for (fs::directory_iterator it(hub::CachedRepository(cache, name).folder() / "snapshots", error), end;
+         !error && it != end; it.increment(error))
+      refuse_foreign(name, it->path());
+}
+
 }  // namespace
 
 std::string find_model(const std::string& asked) {
   std::string name = asked.empty() ? environment("LILY_MODEL") : asked;
   if (!name.empty()) {
     if (is_model(name)) return name;
+    refuse_foreign(name, name);
     if (looks_like_hub_name(name)) {
       if (const fs::path found = find_pulled(name); !found.empty()) return found.string();
+      refuse_foreign_pulled(name);
       if (is_begun(name))
         fail(Fault::user, "model '{}' has been downloaded in part only; lily pull {} goes on", name, name);
       fail(Fault::user,

@@ -42,7 +42,7 @@ void print_options(const std::vector<OptionFacts>& options) {
 void print_page(const CLI::App& app) {
   const CommandFacts program = describe(app);
   const std::vector<CommandFacts> commands = describe_commands(app);
-  fmt::print(".TH LILY 1 \"\" \"lily {}\" \"lily\"\n", kVersion);
+  fmt::print(".TH LILY 1 \"{}\" \"lily {}\" \"lily\"\n", kCommitDate, kVersion);
   fmt::print(".SH NAME\nlily \\- local inference for Qwen3.6\\-35B\\-A3B\n");
   fmt::print(".SH SYNOPSIS\n.B lily\n\\fICOMMAND\\fR [\\fIOPTION\\fR]...\n");
   fmt::print(".SH DESCRIPTION\n{}\n", roff(program.description));

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <fstream>
 #include <set>
+#include <system_error>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -35,6 +36,7 @@ std::string folder_name(const std::string& name) {
 }
 
 void check(const std::error_code& error, const fs::path& path, const char* what) {
+  if (error == std::errc::no_space_on_device || error.value() == EDQUOT) fail_disk_full(path);
   if (error) fail(Fault::device, "{}: {}: {}", printable(path.string(), 400), what, error.message());
 }
 
@@ -49,14 +51,19 @@ fs::path temporary_beside(const fs::path& path) { return path.string() + ".lily-
 
 void write_in_one_step(const fs::path& path, std::string_view bytes) {
   const fs::path temporary = temporary_beside(path);
-  std::ofstream out(temporary, std::ios::binary | std::ios::trunc);
-  out.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-  out.close();
-  std::error_code error;
-  if (!out) {
-    fs::remove(temporary, error);
-    fail(Fault::device, "{}: cannot be written; is the disk full?", printable(path.string(), 400));
+  const int fd = open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644);
+  int failure = fd < 0 ? errno : 0;
+  while (failure == 0 && !bytes.empty()) {
+    const ssize_t n = write(fd, bytes.data(), bytes.size());
+    if (n >= 0) bytes.remove_prefix(static_cast<size_t>(n));
+    else if (errno != EINTR) failure = errno;
   }
+  // Or a crash of the machine could leave the name without the content.
+  if (failure == 0 && fsync(fd) != 0) failure = errno;
+  if (fd >= 0) close(fd);
+  std::error_code error;
+  if (failure != 0) fs::remove(temporary, error);
+  check({failure, std::generic_category()}, path, "cannot be written");
   fs::rename(temporary, path, error);
   check(error, path, "cannot be given its name");
 }
@@ -104,6 +111,19 @@ void CachedRepository::make_folders() const {
 
 void CachedRepository::write_blob(const std::string& id, std::string_view bytes) const {
   write_in_one_step(blob(id), bytes);
+}
+
+uint64_t CachedRepository::remove_parts() const {
+  std::vector<fs::path> parts;
+  std::error_code error;
+  for (fs::directory_iterator it(folder_ / "blobs", error), end; !error && it != end; it.increment(error))
+    if (it->path().extension() == ".lily-part") parts.push_back(fs::path(it->path()).replace_extension());
+  uint64_t n_bytes = 0;
+  for (const fs::path& part : parts) {
+    n_bytes += PartFile::present_at(part);
+    PartFile::remove(part);
+  }
+  return n_bytes;
 }
 
 void CachedRepository::publish(const std::string& commit, const std::string& revision,

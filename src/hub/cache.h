@@ -30,6 +30,8 @@ class CachedRepository {
   void make_folders() const;
   // Brings a small file into blobs/ in one step.
   void write_blob(const std::string& id, std::string_view bytes) const;
+  // Downloads that no file of the published revision goes on with; how many bytes they had.
+  uint64_t remove_parts() const;
   struct Link {
     std::string file, blob_id;
   };

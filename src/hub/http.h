@@ -12,6 +12,7 @@ namespace lily::hub {
 struct HttpRequest {
   std::string url;
   std::string token;  // sent as a bearer; empty: none. Redirects are not followed, so it goes nowhere else
+  bool is_direct = false;       // past every proxy
   uint64_t begin = 0, end = 0;  // bytes [begin, end) of the resource; end 0: all of it
 };
 

@@ -13,6 +13,7 @@ namespace {
 
 constexpr long kConnectTimeoutS = 20;
 constexpr long kStallS = 30;  // a transfer that stands still for so long is ended
+constexpr long kProxyWantsPassword = 407;
 constexpr long kReceiveBytes = 256L << 10;
 
 struct Transfer {
@@ -107,6 +108,7 @@ class CurlClient : public HttpClient {
 #else
     set(CURLOPT_PROTOCOLS, static_cast<long>(CURLPROTO_HTTP | CURLPROTO_HTTPS));
 #endif
+    if (request.is_direct) set(CURLOPT_PROXY, "");
     set(CURLOPT_CONNECTTIMEOUT, kConnectTimeoutS);
     set(CURLOPT_LOW_SPEED_LIMIT, 1L);
     set(CURLOPT_LOW_SPEED_TIME, kStallS);
@@ -129,10 +131,11 @@ class CurlClient : public HttpClient {
     curl_slist_free_all(headers);
 
     HttpReply reply = std::move(transfer.reply);
-    long status = 0;
+    long status = 0, tunnel_status = 0;
     curl_off_t retry_after_s = 0;
     char* location = nullptr;
     curl_easy_getinfo(handle_, CURLINFO_RESPONSE_CODE, &status);
+    curl_easy_getinfo(handle_, CURLINFO_HTTP_CONNECTCODE, &tunnel_status);
     curl_easy_getinfo(handle_, CURLINFO_RETRY_AFTER, &retry_after_s);
     curl_easy_getinfo(handle_, CURLINFO_REDIRECT_URL, &location);
     reply.status = static_cast<int>(status);
@@ -142,6 +145,12 @@ class CurlClient : public HttpClient {
                      code == CURLE_URL_MALFORMAT || code == CURLE_COULDNT_RESOLVE_PROXY;
     reply.is_cancelled = code == CURLE_ABORTED_BY_CALLBACK;
     if (code != CURLE_OK) reply.failure = printable(*failure != '\0' ? failure : curl_easy_strerror(code));
+    if (status == kProxyWantsPassword || (status == 0 && tunnel_status == kProxyWantsPassword)) {
+      reply.is_final = true;
+      reply.failure =
+          "the proxy wants a name and a password; put them into its address, as in "
+          "https_proxy=http://NAME:PASSWORD@PROXY";
+    }
     return reply;
   }
 

@@ -13,6 +13,7 @@ namespace lily::hub {
 namespace {
 
 constexpr int kMaxRedirects = 8;
+constexpr int kRangeRefused = 416;
 constexpr double kMaxBackoffS = 30;
 constexpr int kMaxListingRetries = 3;  // somebody without a network wants to know at once
 constexpr int kMaxRetryAfterS = 300;   // longer than that nobody wants a program to sit still
@@ -48,6 +49,8 @@ HttpReply HubClient::follow(HttpRequest request, const HttpClient::OnBody& on_bo
   for (int n = 0; n <= kMaxRedirects; ++n) {
     const std::string origin = origin_of(request.url);
     answered_by_endpoint_ = origin == origin_;
+    // What may be said to this machine in the clear must not pass through another one.
+    request.is_direct = is_local(origin);
     request.token = answered_by_endpoint_ ? address_.token : "";
     HttpReply reply = http_->get(request, on_body, stop_);
     if (reply.is_cancelled || stop_()) throw Stopped{};
@@ -93,7 +96,8 @@ void HubClient::consider(const HttpReply& reply, const std::string& what, const 
   const bool is_worth_it = status == 0 || !reply.failure.empty() || status == 408 || status == 429 ||
                            status >= 500 || (!answered_by_endpoint_ && status >= 400);
   const std::string problem = !reply.failure.empty() ? reply.failure : fmt::format("HTTP {}", status);
-  if (!is_worth_it || reply.is_final) fail(Fault::device, "{}: {} says: {}", what, origin_, problem);
+  if (reply.is_final) fail(Fault::device, "{}: no answer from {}: {}", what, origin_, problem);
+  if (!is_worth_it) fail(Fault::device, "{}: {} says: {}", what, origin_, problem);
   if (n_failures > n_retries)
     fail(Fault::device, "{}: {}, after {} attempts; what has arrived is kept: run lily pull again", what,
          problem, n_failures);
@@ -167,6 +171,11 @@ void HubClient::fetch(const std::string& name, const std::string& commit, const 
     });
     if (error) std::rethrow_exception(error);
     if (at == end) return;
+    if (reply.status == kRangeRefused)
+      fail(Fault::model,
+           "{}: the hub says that it has {} bytes and yet refuses those from {} on (HTTP 416); what has "
+           "arrived is kept: run lily pull again later",
+           file, n_bytes, at);
     if (at > before) n_failures = 1;
     HttpReply judged = reply;
     if (is_foreign) judged.failure = "the answer has other bytes than those asked for";

@@ -29,9 +29,7 @@ struct Header {
 
 [[noreturn]] void fail_at(const fs::path& path, const char* what) {
   const int code = errno;
-  if (code == ENOSPC || code == EDQUOT)
-    fail(Fault::device, "{}: the disk is full; what has arrived is kept: make room and run lily pull again",
-         printable(path.string(), 400));
+  if (code == ENOSPC || code == EDQUOT) fail_disk_full(path);
   fail(Fault::device, "{}: {}: {}", printable(path.string(), 400), what, std::strerror(code));
 }
 
@@ -66,6 +64,11 @@ std::vector<uint64_t> read_journal(const fs::path& path, uint64_t n_bytes, Heade
 }
 
 }  // namespace
+
+void fail_disk_full(const fs::path& path) {
+  fail(Fault::device, "{}: the disk is full; what has arrived is kept: make room and run lily pull again",
+       printable(path.string(), 400));
+}
 
 PartFile::PartFile(const fs::path& path, uint64_t n_bytes, uint64_t piece_bytes)
     : path_(path),

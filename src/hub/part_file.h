@@ -18,6 +18,9 @@
 
 namespace lily::hub {
 
+// What ENOSPC and EDQUOT mean.
+[[noreturn]] void fail_disk_full(const std::filesystem::path& path);
+
 class PartFile {
  public:
   // Goes on with what lies at PATH.lily-part if it is of this size, else begins anew. The journal's own piece

@@ -314,6 +314,9 @@ std::optional<Pulled> pull(const PullOptions& options, const PullListener& liste
     std::vector<CachedRepository::Link> links;
     for (const RemoteFile& file : pulled.files.wanted) links.push_back({file.name, file.blob_id});
     cached.publish(listing.commit, options.revision, std::move(links));
+    if (const uint64_t n_stale = cached.remove_parts(); n_stale > 0)
+      listener.on_notice(
+          fmt::format("removed {} of a download of another revision that was not finished", in_gb(n_stale)));
     pulled.folder = cached.snapshot(listing.commit);
     return pulled;
   } catch (const Stopped&) {

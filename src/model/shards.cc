@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/printable.h"
+#include "model/foreign.h"
 #include "model/json_strict.h"
 #include "model/tensor_names.h"
 
@@ -186,7 +187,11 @@ Shards open_shards(const fs::path& folder) {
     }
   }
   if (shards.files.empty() && shards.problems.empty())
-    problem(folder.string(), fmt::format("{}: has no safetensors file", printable(folder.string(), 400)));
+    problem(folder.string(),
+            fmt::format("{}: has no safetensors file{}", printable(folder.string(), 400),
+                        foreign_format(folder).empty()
+                            ? ""
+                            : "; it is " + foreign_format(folder) + ", a format that lily does not read"));
   if (has_index && !index.empty()) compare_with_index(index, shards);
   return shards;
 }

@@ -245,6 +245,94 @@ TEST_F(PullRig, NamesFromTheHubLeadNowhere) {
   expect_failure(pull(), "is not a description of a repository");
 }
 
+TEST_F(PullRig, ARangeThatTheHubRefusesIsOneClearLine) {
+  hub.set({.n_cut = 1'000'000});
+  pull({"--retries", "0", "--connections", "1"});
+  const uint64_t n_before = hub.n_sent_of("model.safetensors");
+  hub.set({.refuses_ranges = true});
+  expect_failure(pull(), "refuses those from");
+  expect_nothing_half();
+  hub.set({});
+  EXPECT_EQ(pull().exit_code, 0);
+  EXPECT_GT(n_before, 0u);
+  EXPECT_EQ(hub.n_sent_of("model.safetensors"), hub.size("model.safetensors"));
+  expect_whole();
+}
+
+// Between two runs the branch moves to a commit with the same weights: they are not fetched again.
+TEST_F(PullRig, AnInterruptedPullGoesOnWithANewerCommit) {
+  hub.set({.n_cut = 1'000'000});
+  pull({"--retries", "0", "--connections", "1"});
+  EXPECT_GT(hub.n_sent_of("model.safetensors"), 0u);
+  const std::string commit(40, 'b');
+  hub.set({});
+  hub.set_commit(commit);
+  hub.add_file("generation_config.json", R"({"temperature": 0.5})");
+  const Ended run = pull();
+  EXPECT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_EQ(hub.n_sent_of("model.safetensors"), hub.size("model.safetensors"));
+  EXPECT_EQ(read_file(repository() / "refs/main"), commit);
+  EXPECT_FALSE(fs::exists(snapshot()));
+  EXPECT_EQ(read_file(repository() / "snapshots" / commit / "generation_config.json"),
+            R"({"temperature": 0.5})");
+  EXPECT_EQ(hub::blob_hash_of(std::string(64, '0'),
+                              read_file(repository() / "snapshots" / commit / "model.safetensors")),
+            hub.blob_id("model.safetensors"));
+}
+
+// ... and to one with other weights: nothing of the old ones is mixed in, and nothing of them stays.
+TEST_F(PullRig, AnInterruptedPullOfWeightsThatHaveChangedIsDropped) {
+  hub.set({.n_cut = 1'000'000});
+  pull({"--retries", "0", "--connections", "1"});
+  const std::string old_blob = blob("model.safetensors").string(), commit(40, 'b');
+  EXPECT_TRUE(fs::exists(old_blob + ".lily-part"));
+  std::string weights = read_file(fs::path(kTinyModel) / "model.safetensors");
+  weights.back() = static_cast<char>(weights.back() ^ 1);
+  hub.add_file("model.safetensors", weights);
+  hub.set_commit(commit);
+  hub.set({});
+  hub.forget_sent();
+  const Ended run = pull();
+  EXPECT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_EQ(hub.n_sent_of("model.safetensors"), weights.size());
+  EXPECT_EQ(read_file(repository() / "snapshots" / commit / "model.safetensors"), weights);
+  EXPECT_NE(run.err.find("of a download of another revision"), std::string::npos) << run.err;
+  for (const auto& entry : fs::directory_iterator(repository() / "blobs"))
+    EXPECT_TRUE(hub::is_blob_id(entry.path().filename().string())) << entry.path();
+}
+
+// A model that is whole stays in use until the newer one is.
+TEST_F(PullRig, AnUpdateThatIsInterruptedLeavesTheOldModelInUse) {
+  ASSERT_EQ(pull().exit_code, 0);
+  std::string weights = read_file(fs::path(kTinyModel) / "model.safetensors");
+  weights.back() = static_cast<char>(weights.back() ^ 1);
+  hub.add_file("model.safetensors", weights);
+  hub.set_commit(std::string(40, 'b'));
+  hub.set({.n_cut = 1'000'000});
+  expect_failure(pull({"--retries", "0"}), "what has arrived is kept");
+  const Ended list = lily({"list"});
+  EXPECT_NE(list.out.find(snapshot().string()), std::string::npos) << list.out;
+  EXPECT_EQ(lily({"run", "-m", kTestRepository, "--no-think", "-t", "0", "-n", "3", "Hello"}).exit_code, 0);
+  hub.set({});
+  EXPECT_EQ(pull().exit_code, 0);
+  EXPECT_EQ(read_file(repository() / "refs/main"), std::string(40, 'b'));
+}
+
+// Bytes that an earlier run has kept may be wrong, too: then everything is fetched once more.
+TEST_F(PullRig, AResumedFileWithAWrongByteIsFetchedOnceMore) {
+  hub.set({.n_cut = 1'000'000});
+  pull({"--retries", "0", "--connections", "1"});
+  std::fstream part(blob("model.safetensors").string() + ".lily-part",
+                    std::ios::binary | std::ios::in | std::ios::out);
+  part.seekp(1000).put('\x55').put('\x56').put('\x57');
+  part.close();
+  hub.set({});
+  const Ended run = pull();
+  EXPECT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_NE(run.err.find("it is fetched once more"), std::string::npos) << run.err;
+  expect_whole();
+}
+
 TEST_F(PullRig, AFullDiskIsToldBeforehand) {
   const hub::PullOptions options{.repository = kTestRepository,
                                  .address = {.endpoint = hub.endpoint()},

@@ -26,7 +26,7 @@ class PullRig : public testing::Test {
  protected:
   std::map<std::string, std::string> environment() const {
     auto all = extra;
-    all.insert({{"HOME", home.path().string()}, {"HF_ENDPOINT", hub.endpoint()}, {"no_proxy", "127.0.0.1"}});
+    all.insert({{"HOME", home.path().string()}, {"HF_ENDPOINT", hub.endpoint()}});
     return all;
   }
   Ended lily(const std::vector<std::string>& arguments) const {

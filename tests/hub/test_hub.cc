@@ -69,17 +69,17 @@ TestHub::TestHub(const std::filesystem::path& folder)
     }
     return true;
   };
-  const std::string repository = kTestRepository, commit = kTestCommit;
+  const std::string repository = kTestRepository;
   hub_->http.Get("/api/models/(.*)/revision/(.*)", [=, this](const Request& request, Response& response) {
     if (!may_pass(request, response)) return;
-    if (request.matches[1] != repository || (request.matches[2] != "main" && request.matches[2] != commit)) {
+    const std::lock_guard lock(mutex_);
+    if (request.matches[1] != repository || (request.matches[2] != "main" && request.matches[2] != commit_)) {
       response.status = 404;
       response.set_header("X-Error-Code",
                           request.matches[1] == repository ? "RevisionNotFound" : "RepoNotFound");
       return;
     }
-    nlohmann::json listing = {{"id", repository}, {"sha", commit}, {"siblings", nlohmann::json::array()}};
-    const std::lock_guard lock(mutex_);
+    nlohmann::json listing = {{"id", repository}, {"sha", commit_}, {"siblings", nlohmann::json::array()}};
     for (const auto& [name, content] : files_) {
       nlohmann::json file = {{"rfilename", name}, {"size", content.size()}};
       file["blobId"] = hub::blob_hash_of(std::string(40, '0'), content);
@@ -90,21 +90,22 @@ TestHub::TestHub(const std::filesystem::path& folder)
     if (faults_.edit_listing) faults_.edit_listing(listing);
     response.set_content(listing.dump(), "application/json");
   });
-  hub_->http.Get("/" + repository + "/resolve/" + commit + "/(.*)", [=, this](const Request& request,
-                                                                              Response& response) {
+  hub_->http.Get("/" + repository + "/resolve/(\\w+)/(.*)", [=, this](const Request& request,
+                                                                      Response& response) {
     if (!may_pass(request, response)) return;
-    const std::string name = request.matches[1];
-    if (!files_.contains(name)) {
+    const std::string name = request.matches[2];
+    const std::lock_guard lock(mutex_);
+    if (request.matches[1] != commit_ || !files_.contains(name)) {
       response.status = 404;
       return;
     }
-    response.set_header("X-Repo-Commit", commit);
+    response.set_header("X-Repo-Commit", commit_);
     const_cast<Request&>(request).ranges.clear();  // a redirect has none, but the library would look for them
     response.set_content("Found. Redirecting.", "text/plain");
     response.status = is_large(name) ? 302 : 307;
-    response.set_header(
-        "Location", is_large(name) ? "http://127.0.0.1:" + std::to_string(store_->port) + "/signed/" + name
-                                   : "/api/resolve-cache/" + name);
+    response.set_header("Location", is_large(name) ? "http://" + faults_.store_host + ":" +
+                                                         std::to_string(store_->port) + "/signed/" + name
+                                                   : "/api/resolve-cache/" + name);
   });
   hub_->http.Get("/api/resolve-cache/(.*)", [=, this](const Request& request, Response& response) {
     if (may_pass(request, response)) serve_file(&request, &response, request.matches[1]);
@@ -127,6 +128,11 @@ void TestHub::serve_file(const void* request_pointer, void* response_pointer, co
   // The library answers ranges by itself; to change that, the request has to be another one.
   auto& ranges = const_cast<httplib::Request&>(request).ranges;
   if (faults_.ignores_ranges) ranges.clear();
+  if (faults_.refuses_ranges && !ranges.empty() && ranges[0].first > 0) {
+    ranges.clear();
+    response.status = 416;
+    return;
+  }
   if (faults_.sends_other_range && !ranges.empty()) ranges[0].first += 1;
   const bool is_cut = is_large(name) && faults_.n_cut > 0;
   if (is_cut) --faults_.n_cut;
@@ -162,6 +168,13 @@ void TestHub::serve_file(const void* request_pointer, void* response_pointer, co
 }
 
 std::string TestHub::endpoint() const { return "http://127.0.0.1:" + std::to_string(hub_->port); }
+
+int TestHub::port() const { return hub_->port; }
+
+void TestHub::set_commit(const std::string& commit) {
+  const std::lock_guard lock(mutex_);
+  commit_ = commit;
+}
 
 void TestHub::set(const HubFaults& faults) {
   const std::lock_guard lock(mutex_);

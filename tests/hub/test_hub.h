@@ -29,7 +29,9 @@ struct HubFaults {
   std::string corrupt;     // a file one of whose bytes is wrong
   int n_corrupt = 0;       // for so many answers that hold this byte
   bool ignores_ranges = false;
-  bool sends_other_range = false;  // the wrong bytes, honestly labelled
+  bool refuses_ranges = false;           // 416 to those that do not begin at 0
+  bool sends_other_range = false;        // the wrong bytes, honestly labelled
+  std::string store_host = "127.0.0.1";  // where large files are redirected to
   std::function<void(nlohmann::json&)> edit_listing = {};
 };
 
@@ -39,8 +41,10 @@ class TestHub {
   ~TestHub();
 
   std::string endpoint() const;
+  int port() const;
   void set(const HubFaults& faults);
   void add_file(const std::string& name, const std::string& content);
+  void set_commit(const std::string& commit);  // the branch has moved on
 
   std::string blob_id(const std::string& name) const;
   uint64_t size(const std::string& name) const;
@@ -57,7 +61,8 @@ class TestHub {
 
   std::map<std::string, std::string> files_;
   std::map<std::string, std::string> ids_;
-  mutable std::mutex mutex_;  // of faults and counters
+  std::string commit_ = kTestCommit;
+  mutable std::mutex mutex_;  // of everything above and below
   HubFaults faults_;
   std::map<std::string, uint64_t> sent_;
   std::atomic<uint64_t> n_sent_{0};

@@ -1,4 +1,5 @@
 """Starts `lily serve` with lily-tiny once, for the tests of real clients."""
+import contextlib
 import os
 import pathlib
 import re
@@ -10,11 +11,11 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="session")
-def url():
+@contextlib.contextmanager
+def serving(*options, model=ROOT / "models/lily-tiny"):
     program = os.environ.get("LILY_PROGRAM", str(ROOT / "build/release/lily"))
     server = subprocess.Popen(
-        [program, "serve", "-m", str(ROOT / "models/lily-tiny"), "--port", "0", "--quiet"],
+        [program, "serve", "-m", str(model), "--port", "0", "--quiet", *options],
         stderr=subprocess.PIPE, text=True, cwd=ROOT)
     lines = []
     try:
@@ -31,6 +32,18 @@ def url():
     finally:
         server.terminate()
         server.wait(30)
+
+
+@pytest.fixture(scope="session")
+def url():
+    with serving() as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def url_with_key():
+    with serving("--api-key", "secret-of-the-test") as address:
+        yield address
 
 
 def tool(name, description, **properties):

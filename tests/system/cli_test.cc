@@ -172,6 +172,33 @@ TEST(Model, ABrokenCheckpointExitsWith1AndOneLine) {
   fs::remove_all(folder);
 }
 
+TEST(Model, WhatOtherEnginesReadIsNamedWithTheWayOut) {
+  const TempFolder folder;
+  const std::string at = folder.path().string();
+  write_file(folder.path() / "model.gguf", "GGUF\3");
+  write_file(folder.path() / "sha256-of-a-blob", "GGUF\3");
+  fs::create_directory(folder.path() / "torch");
+  write_file(folder.path() / "torch/pytorch_model.bin", "PK");
+  write_file(folder.path() / "notes.txt", "text");
+  for (const std::string command : {"run -m ", "inspect "}) {
+    const std::string end = command == "inspect " ? "" : " x";
+    const auto refuses = [&](const std::string& path, const std::string& mentions) {
+      expect_one_clear_line(lily(command + path + end), 2, mentions);
+    };
+    refuses(at + "/model.gguf", "model.gguf' is a GGUF file, a format that lily does not read");
+    refuses(at + "/model.gguf", "lily pull fetches mlx-community/");
+    refuses("models/missing.gguf", "is a GGUF file");  // not a hub name, though it has one slash
+    refuses(at + "/sha256-of-a-blob", "is a GGUF file");
+    refuses(at, "is a folder with a GGUF file");
+    refuses(at + "/torch", "is a folder with a PyTorch file");
+    refuses(at + "/notes.txt", "is a file; -m takes a checkpoint's folder");
+    refuses("models/lily-tiny/model.safetensors", "name its folder: -m models/lily-tiny");
+  }
+  // With the configuration of a checkpoint, but other weights.
+  fs::copy("models/lily-tiny/config.json", folder.path() / "torch");
+  expect_one_clear_line(lily("run -m " + at + "/torch x"), 1, "it is a folder with a PyTorch file");
+}
+
 TEST(Inspect, ReportsEveryTensor) {
   const Json json = Json::parse(lily("inspect --json models/lily-tiny").out);
   expect_keys(json, {"dims", "tensors", "bytes_by_class", "problems"});
