@@ -20,14 +20,21 @@ namespace {
 using namespace lily;
 using namespace lily::engine::grammar;
 
-constexpr SchemaLimits kLimits = {
-    .max_depth = 60, .max_places = 1000, .max_nodes = 5000, .max_dfa_states = 5000, .max_work = 60'000};
+constexpr SchemaLimits kLimits = {.max_depth = 60,
+                                  .max_places = 1000,
+                                  .max_nodes = 5000,
+                                  .max_dfa_states = 5000,
+                                  .max_work = 60'000,
+                                  .max_pattern_steps = 500'000};
+
+// Bytes of a text that are looked at, each with all 255 others.
+constexpr size_t kMaxSteps = 100;
 
 void walk(const Grammar& grammar, std::string_view choices, bool is_json) {
   Matcher matcher(grammar);
   Matcher::State state = matcher.start();
   std::string text;
-  for (const char choice : choices.substr(0, 200)) {
+  for (const char choice : choices.substr(0, kMaxSteps)) {
     std::vector<uint8_t> possible;
     for (int byte = 0; byte < 256; ++byte)
       if (matcher.next(state, static_cast<uint8_t>(byte)) != Matcher::kDead)
@@ -73,7 +80,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     tool["parameters"] = *schema;
     nlohmann::ordered_json tools = nlohmann::ordered_json::array();
     tools.push_back({{"type", "function"}, {"function", std::move(tool)}});
-    walk(call_grammar(tools, ""), choices, false);
+    walk(call_grammar(tools, "", kLimits), choices, false);
   } catch (const Error& error) {
     LILY_CHECK(error.fault() == Fault::user, "{}", error.what());
   }

@@ -1,11 +1,14 @@
 // lily serve: the HTTP server.
+#include <condition_variable>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <mutex>
 #include <thread>
 
 #include "base/error.h"
+#include "base/heap.h"
 #include "base/log.h"
 #include "cli/answer.h"
 #include "cli/command.h"
@@ -16,12 +19,15 @@ namespace lily::cli {
 namespace {
 
 constexpr auto kPoll = std::chrono::milliseconds(50);  // how soon a signal is noticed
+// After --drain: for clients to be told that their answers were given up, and for the step in flight.
+constexpr auto kLastStep = std::chrono::seconds(5);
 
 struct ServeOptions {
   ModelOptions model;
   server::HttpOptions http;
   int parallel = 4;
   int queue = 64;
+  int step_timeout_s = 600;
   uint64_t memory = 0;  // bytes
   DiskOptions disk;
   bool preserve_thinking = false;
@@ -40,6 +46,39 @@ extern "C" void on_stop(int signal) {
   // A second signal does not wait for the answers that run.
   if (asked_to_stop().exchange(true)) std::_Exit(128 + signal);
 }
+
+// Ends the program when stopping takes longer than it may: a step that the device never brings back cannot be
+// waited for, nor can the engine's thread be ended that waits for it.
+class LastResort {
+ public:
+  explicit LastResort(std::chrono::seconds patience) : thread_([this, patience] { wait(patience); }) {}
+  ~LastResort() {
+    {
+      const std::lock_guard lock(mutex_);
+      is_needless_ = true;
+    }
+    changed_.notify_one();
+    thread_.join();
+  }
+  LastResort(const LastResort&) = delete;
+  LastResort& operator=(const LastResort&) = delete;
+
+ private:
+  void wait(std::chrono::seconds patience) {
+    std::unique_lock lock(mutex_);
+    if (changed_.wait_for(lock, patience, [&] { return is_needless_; })) return;
+    fmt::print(stderr,
+               "lily: the device has not brought back its step within {} s; the program ends without it, and "
+               "without saving what was not saved\n",
+               patience.count());
+    std::_Exit(1);
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool is_needless_ = false;
+  std::thread thread_;  // last: it uses all of the above
+};
 
 void print_settings(const std::string& host, int port, const std::string& model, bool has_key) {
   const std::string shown = host == "0.0.0.0" || host == "::" ? "localhost" : host;
@@ -94,6 +133,7 @@ int run_serve(ServeOptions o) {
   if (!o.quiet) set_verbosity(1);
   std::signal(SIGINT, on_stop);
   std::signal(SIGTERM, on_stop);
+  keep_heap_compact();
 
   const std::string folder = find_model(o.model.model);
   const server::UpstreamOptions upstreams = upstream_options(o.upstreams, model_name(folder));
@@ -135,6 +175,7 @@ int run_serve(ServeOptions o) {
                                                     .preserve_thinking = o.preserve_thinking,
                                                     .keep_volatile = o.volatile_text == "keep",
                                                     .log_misses = o.log_misses,
+                                                    .step_timeout = std::chrono::seconds(o.step_timeout_s),
                                                     .upstreams = upstreams});
   http.set_service(*service);
   print_settings(o.http.host, port, service->model().id, !o.http.api_key.empty());
@@ -145,7 +186,9 @@ int run_serve(ServeOptions o) {
   while (!asked_to_stop()) std::this_thread::sleep_for(kPoll);
   fmt::print(stderr, "lily: stopping; answers that run have {} s, a second signal ends them\n",
              o.http.drain_s);
+  const LastResort last_resort(std::chrono::seconds(o.http.drain_s) + kLastStep);
   end();
+  assistant.engine().stop();
   return 0;
 }
 
@@ -187,6 +230,13 @@ void add_serve(CLI::App& app, Action& action) {
       ->add_option("--drain", options->http.drain_s,
                    "Seconds that answers which run may take when the server is stopped")
       ->check(CLI::Range(0, 86400))
+      ->capture_default_str();
+  command
+      ->add_option(
+          "--step-timeout", options->step_timeout_s,
+          "Seconds without a step of the model, or a byte of an --upstream, after which an answer has "
+          "failed")
+      ->check(CLI::Range(1, 86400))
       ->capture_default_str();
   command
       ->add_option(

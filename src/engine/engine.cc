@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "engine/event_channel.h"
+#include "engine/request_queue.h"
 #include "engine/sampler.h"
 #include "engine/scheduler.h"
 
@@ -62,12 +63,14 @@ class Engine::Loop {
         thread_([this] { run(); }) {}
 
   ~Loop() {
-    {
-      const std::lock_guard lock(mutex_);
-      stopping_ = true;
-    }
-    wake_.notify_one();
+    begin_stop();
     thread_.join();
+  }
+
+  void stop() {
+    begin_stop();
+    std::unique_lock lock(mutex_);
+    has_stopped_.wait(lock, [&] { return stopped_; });
   }
 
   const Limits& limits() const { return limits_; }
@@ -77,10 +80,10 @@ class Engine::Loop {
     auto channel = std::make_shared<EventChannel>(options_.event_capacity);
     {
       const std::lock_guard lock(mutex_);
-      std::erase_if(queue_, [](const Pending& p) { return end_if_cancelled(p); });
-      if (static_cast<int>(queue_.size()) >= options_.queue_capacity)
-        throw QueueFull(options_.queue_capacity);
-      queue_.push_back({std::move(request), channel, Clock::now()});
+      if (stopping_) fail_stopping();
+      queue_.remove_if(end_if_cancelled);
+      if (queue_.size() >= options_.queue_capacity) throw QueueFull(options_.queue_capacity);
+      queue_.push({std::move(request), channel, Clock::now()});
     }
     wake_.notify_one();
     return Generation(std::move(channel));
@@ -89,7 +92,7 @@ class Engine::Loop {
   EngineStats stats() const {
     const std::lock_guard lock(mutex_);
     EngineStats stats = stats_;
-    stats.n_waiting = static_cast<int>(queue_.size());
+    stats.n_waiting = queue_.size();
     return stats;
   }
 
@@ -97,7 +100,7 @@ class Engine::Loop {
     std::unique_lock lock(mutex_);
     const uint64_t ticket = ++clears_wanted_;
     wake_.notify_one();
-    cleared_.wait(lock, [&] { return clears_done_ >= ticket || stopped_; });
+    cleared_.wait(lock, [&] { return clears_done_ >= ticket || stopping_; });
   }
 
   // Runs on the engine's thread, between two steps.
@@ -106,7 +109,7 @@ class Engine::Loop {
     std::future<bool> result = packaged.get_future();
     {
       const std::lock_guard lock(mutex_);
-      if (stopped_) fail(Fault::device, "the engine is shutting down");
+      if (stopping_) fail_stopping();
       tasks_.push_back(&packaged);
     }
     wake_.notify_one();
@@ -114,6 +117,17 @@ class Engine::Loop {
   }
 
  private:
+  [[noreturn]] static void fail_stopping() { fail(Fault::device, "the engine is shutting down"); }
+
+  void begin_stop() {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    wake_.notify_one();
+    cleared_.notify_all();
+  }
+
   void validate(const GenerateRequest& request) const {
     if (request.prompt.empty()) fail(Fault::user, "the prompt is empty; it needs at least one token");
     for (size_t i = 0; i < request.prompt.size(); ++i)
@@ -151,7 +165,7 @@ class Engine::Loop {
         std::unique_lock lock(mutex_);
         if (idle) {
           const auto woken = [&] {
-            return stopping_ || !queue_.empty() || !tasks_.empty() || clears_wanted_ > clears_done_;
+            return stopping_ || queue_.size() > 0 || !tasks_.empty() || clears_wanted_ > clears_done_;
           };
           if (const auto until = scheduler_.next_save(Clock::now())) wake_.wait_for(lock, *until, woken);
           else wake_.wait(lock, woken);
@@ -159,11 +173,11 @@ class Engine::Loop {
         tasks.swap(tasks_);
         if (stopping_ && tasks.empty()) break;
         clears = clears_wanted_;
-        std::erase_if(queue_, [](const Pending& p) { return end_if_cancelled(p); });
-        if (!queue_.empty() && scheduler_.can_admit(queue_.front().request)) {
-          next = std::move(queue_.front());
-          queue_.pop_front();
-        }
+        queue_.remove_if(end_if_cancelled);
+        // One that does not fit yet holds up those that come after it: they could keep it out for ever.
+        const Pending* const first =
+            queue_.next([&](const GenerateRequest& request) { return scheduler_.work_of(request); });
+        if (first != nullptr && scheduler_.can_admit(first->request)) next = queue_.take_next();
       }
       for (std::packaged_task<bool()>* const task : tasks) (*task)();
       const bool admitted = next.has_value();
@@ -186,10 +200,10 @@ class Engine::Loop {
     scheduler_.cancel_all(Finish::cancelled, Fault::device, "the engine is shutting down");
     {
       const std::lock_guard lock(mutex_);
-      for (const Pending& pending : queue_) end(pending, "the engine is shutting down");
-      queue_.clear();
+      queue_.remove_if(
+          [](const Pending& pending) { return end(pending, "the engine is shutting down"), true; });
       stopped_ = true;
-      cleared_.notify_all();
+      has_stopped_.notify_all();
     }
     scheduler_.save_all();
   }
@@ -208,8 +222,8 @@ class Engine::Loop {
   Scheduler scheduler_;  // the engine's thread only
 
   mutable std::mutex mutex_;  // guards what follows
-  std::condition_variable wake_, cleared_;
-  std::deque<Pending> queue_;
+  std::condition_variable wake_, cleared_, has_stopped_;
+  RequestQueue queue_;
   std::deque<std::packaged_task<bool()>*> tasks_;  // their callers wait
   EngineStats stats_;
   uint64_t clears_wanted_ = 0, clears_done_ = 0;
@@ -224,6 +238,7 @@ Engine::~Engine() = default;
 Generation Engine::generate(GenerateRequest request) { return loop_->enqueue(std::move(request)); }
 const Limits& Engine::limits() const { return loop_->limits(); }
 EngineStats Engine::stats() const { return loop_->stats(); }
+void Engine::stop() { loop_->stop(); }
 void Engine::clear_cache() { loop_->clear_cache(); }
 bool Engine::save_session(std::span<const int32_t> tokens, const std::filesystem::path& path,
                           SessionHeader header) {

@@ -101,6 +101,9 @@ class Engine {
 
   const Limits& limits() const;
   EngineStats stats() const;
+  // Requests that wait or run end with Finish::cancelled, and no others are taken. Waits for a step in
+  // flight: for ever, if the device never brings it back. What is to be saved is left to the destructor.
+  void stop();
   // Drops all states and KV blocks that no running request uses, those on the disk too.
   void clear_cache();
   // Writes the longest state remembered that `tokens` begin with, with what the header says of the

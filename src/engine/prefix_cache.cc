@@ -41,6 +41,14 @@ const Snapshot* PrefixCache::find(std::span<const int32_t> prompt, int64_t max_t
   return &entries_.front().snapshot;
 }
 
+int64_t PrefixCache::n_known(std::span<const int32_t> prompt, int64_t max_tokens) const {
+  int64_t n = 0;
+  for (const Entry& e : entries_)
+    if (e.n_tokens() <= max_tokens && e.n_tokens() > n && begins_with(prompt, e.snapshot.tokens))
+      n = e.n_tokens();
+  return n;
+}
+
 const Snapshot* PrefixCache::exactly(std::span<const int32_t> tokens) const {
   const auto at = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& e) {
     return e.snapshot.tokens.size() == tokens.size() && begins_with(tokens, e.snapshot.tokens);

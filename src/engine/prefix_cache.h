@@ -40,6 +40,8 @@ class PrefixCache {
   // The longest snapshot of at most max_tokens tokens that the prompt begins with, or nullptr; it counts as
   // used. Valid until the next insert or evict.
   const Snapshot* find(std::span<const int32_t> prompt, int64_t max_tokens);
+  // The length of what find() would return; nothing counts as used.
+  int64_t n_known(std::span<const int32_t> prompt, int64_t max_tokens) const;
   bool contains(std::span<const int32_t> tokens) const { return exactly(tokens) != nullptr; }
   // The snapshot of these tokens, or nullptr; it does not count as used.
   const Snapshot* exactly(std::span<const int32_t> tokens) const;

@@ -14,6 +14,8 @@ namespace {
 // A state in the middle of a prompt costs a chunk of its own. It is kept if that saves at least so many
 // tokens.
 constexpr int32_t kLeastTokensBetweenStates = 64;
+// Nobody knows how long an answer becomes; what it may be at most says little above this.
+constexpr int32_t kUsualAnswerTokens = 1024;
 
 }  // namespace
 
@@ -40,6 +42,12 @@ int Scheduler::blocks_needed(int64_t n_tokens) const {
 }
 
 // ---- Admission
+
+int64_t Scheduler::work_of(const GenerateRequest& request) const {
+  const auto n_prompt = static_cast<int64_t>(request.prompt.size());
+  const int32_t n_answer = request.max_tokens > 0 ? request.max_tokens : kUsualAnswerTokens;
+  return n_prompt - cache_.n_known(request.prompt, n_prompt - 1) + std::min(n_answer, kUsualAnswerTokens);
+}
 
 bool Scheduler::can_admit(const GenerateRequest& request) const {
   const auto n_running = static_cast<int64_t>(running_.size());

@@ -36,6 +36,8 @@ class Scheduler {
   Scheduler(Executor& executor, const EngineOptions& options, DiskCache* disk = nullptr);
   ~Scheduler();
 
+  // Tokens of this request that have to be computed, as far as can be told.
+  int64_t work_of(const GenerateRequest& request) const;
   // Slots and blocks for this request are there; otherwise it has to wait until others are done.
   bool can_admit(const GenerateRequest& request) const;
   void admit(Pending pending);

@@ -10,6 +10,7 @@ namespace {
 
 constexpr auto kPoll = std::chrono::milliseconds(100);  // how soon a client that left is noticed
 constexpr size_t kMaxErrorBytes = 1 << 20;              // of an error's body
+constexpr size_t kMaxLineBytes = size_t{4} << 20;       // of an event whose usage is counted
 constexpr size_t kMaxHeaderBytes = 256;
 constexpr size_t kMaxMessageBytes = 2000;
 
@@ -94,7 +95,7 @@ Relay::Relay(std::unique_ptr<Transfer> transfer, Options options)
     : transfer_(std::move(transfer)), options_(std::move(options)) {}
 
 Relay::~Relay() {
-  if (options_.on_end) options_.on_end(end_ == RelayEnd::none ? RelayEnd::client_left : end_);
+  if (options_.on_end) options_.on_end(end_ == RelayEnd::none ? RelayEnd::client_left : end_, usage_);
 }
 
 void Relay::fail(int status, const char* code, const std::string& what) const {
@@ -150,12 +151,13 @@ RelayReply Relay::head_of_stream() const {
   return reply;
 }
 
-RelayReply Relay::whole_reply() const {
-  const size_t first = collected_.find_first_not_of(" \t\r\n");
-  if (first == collected_.npos || collected_[first] != '{' || !Json::accept(collected_))
+RelayReply Relay::whole_reply() {
+  const Json answer = Json::parse(collected_, nullptr, false);
+  if (!answer.is_object())
     fail(502, "upstream_bad_answer",
          fmt::format("answers with {} bytes of {} that are no JSON object; does it speak this API?",
                      collected_.size(), shown(media_type_of(*transfer_->head()))));
+  read_usage(answer);
   return {.status = 200, .headers = headers(), .is_stream = false, .body = collected_};
 }
 
@@ -249,10 +251,47 @@ std::optional<RelayReply> Relay::reply(const IsThere& is_there) {
   }
 }
 
+// OpenAI's names or those of the responses and messages; in a stream the latest figures count, of which a
+// message has those of its prompt at its start and those of its answer at its end.
+void Relay::read_usage(const Json& answer) {
+  const auto member = [](const Json* json, const char* name) -> const Json* {
+    if (json == nullptr || !json->is_object()) return nullptr;
+    const auto at = json->find(name);
+    return at == json->end() ? nullptr : &*at;
+  };
+  const Json* usage = member(&answer, "usage");
+  for (const char* whole : {"response", "message"})
+    if (usage == nullptr) usage = member(member(&answer, whole), "usage");
+  const auto count = [&](const Json* from, const char* name) -> std::optional<int64_t> {
+    const Json* const value = member(from, name);
+    if (value == nullptr || !value->is_number_integer()) return {};
+    return std::max<int64_t>(value->get<int64_t>(), 0);
+  };
+  if (const auto n = count(usage, "prompt_tokens")) usage_.prompt_tokens = *n;
+  if (const auto n = count(usage, "completion_tokens")) usage_.completion_tokens = *n;
+  if (const auto n = count(usage, "output_tokens")) usage_.completion_tokens = *n;
+  if (const auto n = count(usage, "input_tokens")) usage_.prompt_tokens = *n;
+  for (const char* details : {"prompt_tokens_details", "input_tokens_details"})
+    if (const auto n = count(member(usage, details), "cached_tokens")) usage_.cached_tokens = *n;
+  if (options_.api != Api::anthropic) return;
+  // Its input_tokens are those that were in no cache.
+  const auto cached = count(usage, "cache_read_input_tokens");
+  if (cached) usage_.cached_tokens = *cached;
+  if (count(usage, "input_tokens"))
+    usage_.prompt_tokens += cached.value_or(0) + count(usage, "cache_creation_input_tokens").value_or(0);
+}
+
 // Follows the framing of events: nothing may be put into one that is not complete.
 void Relay::follow(const std::string& bytes) {
   for (const char c : bytes) {
     if (c == '\r') continue;
+    if (c == '\n') {
+      if (is_line_data_ && line_.find("\"usage\"") != line_.npos && line_.size() < kMaxLineBytes)
+        read_usage(Json::parse(line_.substr(line_.find(':') + 1), nullptr, false));
+      line_.clear();
+    } else if (line_.size() < kMaxLineBytes) {
+      line_ += c;
+    }
     if (c != '\n') {
       if (is_line_empty_ && c == 'd') is_line_data_ = true;
       is_line_empty_ = is_between_events_ = false;

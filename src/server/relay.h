@@ -35,6 +35,13 @@ struct RelayReply {
 
 enum class RelayEnd { none, done, failed, client_left };
 
+// What the other engine says of its answer; nothing where it says nothing.
+struct RelayUsage {
+  int64_t prompt_tokens = 0;  // cached ones included
+  int64_t cached_tokens = 0;
+  int64_t completion_tokens = 0;
+};
+
 // Used by one thread.
 class Relay {
  public:
@@ -45,7 +52,7 @@ class Relay {
     Api api = Api::openai;
     bool wants_stream = false;
     RelayLimits limits;
-    std::function<void(RelayEnd)> on_end;  // when this ends, once
+    std::function<void(RelayEnd, const RelayUsage&)> on_end;  // when this ends, once
   };
   Relay(std::unique_ptr<Transfer> transfer, Options options);
   ~Relay();
@@ -68,12 +75,13 @@ class Relay {
   // What can be said of the answer so far; nothing if more of it has to come. Throws ApiError.
   std::optional<RelayReply> judge();
   RelayReply head_of_stream() const;
-  RelayReply whole_reply() const;
+  RelayReply whole_reply();
   RelayReply refusal(int status) const;
   std::vector<std::pair<std::string, std::string>> headers() const;
   bool pump(const Send& send, const IsThere& is_there);
   bool leave();
   void follow(const std::string& bytes);
+  void read_usage(const Json& answer);
   std::string keep_alive() const;
   std::string failure_event(const Json& error) const;
   void check_silence() const;
@@ -89,6 +97,8 @@ class Relay {
   // Where the stream stands: nothing may be put into an event that is not complete.
   bool is_between_events_ = true, is_line_empty_ = true;
   bool is_line_data_ = false;
+  std::string line_;  // of an event, as far as it is worth to be looked at
+  RelayUsage usage_;
   int64_t n_events_ = 0;
 };
 

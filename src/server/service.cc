@@ -240,8 +240,20 @@ Json Service::count_tokens(const engine::ChatRequest& request) const {
   return {{"input_tokens", assistant_.prepare(request).ids.size()}};
 }
 
+Service::Held Service::held(const engine::EngineStats& s) const {
+  const engine::LoadedModel* const model = assistant_.model();
+  if (model == nullptr) return {};
+  const auto part = [](int64_t bytes, int n_free, int n) {
+    return n > 0 ? bytes / n * (n - n_free) : int64_t{0};
+  };
+  const engine::MemoryPlan& memory = model->memory();
+  return {.kv_bytes = part(memory.kv_bytes, s.n_free_blocks, s.n_blocks),
+          .state_bytes = part(memory.state_bytes, s.n_free_states, s.n_states)};
+}
+
 Json Service::cache() const {
   const engine::EngineStats s = assistant_.engine().stats();
+  const Held bytes = held(s);
   Json out = {{"entries", s.n_cached_states},
               {"hits", s.cache_hits},
               {"misses", s.cache_misses},
@@ -250,6 +262,11 @@ Json Service::cache() const {
               {"evictions", s.cache_evictions},
               {"cached_tokens", s.cached_tokens},
               {"prompt_tokens", s.prompt_tokens},
+              {"bytes",
+               {{"kv", bytes.kv_bytes},
+                {"states", bytes.state_bytes},
+                {"replay", assistant_.replay_bytes()},
+                {"disk", 0}}},
               {"kv_blocks", {{"free", s.n_free_blocks}, {"total", s.n_blocks}}},
               {"state_slots", {{"free", s.n_free_states}, {"total", s.n_states}}}};
   if (engine::DiskCache* const disk = assistant_.disk_cache()) {
@@ -258,6 +275,7 @@ Json Service::cache() const {
         {"files", d.n_files},        {"bytes", d.n_bytes},     {"max_bytes", disk->options().max_bytes},
         {"hits", s.cache_disk_hits}, {"written", d.n_written}, {"failed", d.n_failed},
         {"ignored", d.n_ignored}};
+    out["bytes"]["disk"] = d.n_bytes;
   }
   return out;
 }
@@ -302,6 +320,9 @@ std::string Service::metrics() const {
   add("cache_entries", "gauge", "Snapshots in the prefix cache.", s.n_cached_states);
   add("replay_bytes", "gauge", "Memory of answers that are remembered token for token.",
       assistant_.replay_bytes());
+  const Held bytes = held(s);
+  add("kv_bytes", "gauge", "Bytes of the KV cache that somebody holds.", bytes.kv_bytes);
+  add("state_bytes", "gauge", "Bytes of recurrent states that somebody holds.", bytes.state_bytes);
   add("kv_blocks", "gauge", "Blocks of the KV cache.", s.n_blocks);
   add("kv_blocks_free", "gauge", "Blocks of the KV cache that nobody holds.", s.n_free_blocks);
   add("state_slots", "gauge", "Recurrent states that fit.", s.n_states);

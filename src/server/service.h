@@ -73,6 +73,11 @@ class Service {
   void count(int status) { ++(status < 400 ? n_ok_ : status < 500 ? n_refused_ : n_failed_); }
 
  private:
+  // Memory of the device that the cache and the answers that run hold.
+  struct Held {
+    int64_t kv_bytes = 0, state_bytes = 0;
+  };
+  Held held(const engine::EngineStats& stats) const;
   // Calls `take` with each event until the answer has ended or the client has left; `idle` when a keep-alive
   // is due. Throws ApiError.
   Outcome pump(engine::AnswerStream& answer, const std::function<bool(const engine::AnswerEvent&)>& take,

@@ -155,32 +155,53 @@ std::unique_ptr<Relay> Upstreams::start(const Route& route, const RelayRequest& 
                                                 .api = api,
                                                 .wants_stream = request.wants_stream,
                                                 .limits = options_.limits,
-                                                .on_end = [&counters](RelayEnd end) {
+                                                .on_end = [&counters](RelayEnd end, const RelayUsage& usage) {
+                                                  counters.prompt_tokens += usage.prompt_tokens;
+                                                  counters.cached_tokens += usage.cached_tokens;
+                                                  counters.completion_tokens += usage.completion_tokens;
                                                   ++(end == RelayEnd::done     ? counters.n_done
                                                      : end == RelayEnd::failed ? counters.n_failed
                                                                                : counters.n_left);
                                                 }});
 }
 
+std::string Upstreams::label(size_t index) const {
+  std::string out;
+  for (const char c : options_.upstreams[index].name) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += c;
+  }
+  return out;
+}
+
 std::string Upstreams::metrics() const {
   if (empty()) return {};
-  std::string out =
-      "# HELP lily_upstream_requests_total Requests passed on to other engines by result.\n"
-      "# TYPE lily_upstream_requests_total counter\n";
-  for (size_t i = 0; i < options_.upstreams.size(); ++i) {
-    std::string label;
-    for (const char c : options_.upstreams[i].name) {
-      if (c == '"' || c == '\\') label += '\\';
-      label += c;
-    }
+  std::string out;
+  const auto begin = [&](const char* name, const char* help) {
+    out += fmt::format("# HELP lily_upstream_{} {}\n# TYPE lily_upstream_{} counter\n", name, help, name);
+  };
+  begin("requests_total", "Requests passed on to other engines by result.");
+  for (size_t i = 0; i < counters_.size(); ++i) {
     const auto add = [&](const char* result, int64_t n) {
-      out +=
-          fmt::format("lily_upstream_requests_total{{upstream=\"{}\",result=\"{}\"}} {}\n", label, result, n);
+      out += fmt::format("lily_upstream_requests_total{{upstream=\"{}\",result=\"{}\"}} {}\n", label(i),
+                         result, n);
     };
     add("ok", counters_[i]->n_done);
     add("failed", counters_[i]->n_failed);
     add("client_left", counters_[i]->n_left);
   }
+  const auto tokens = [&](const char* name, const char* help, std::atomic<int64_t> Counters::* counter) {
+    begin(name, help);
+    for (size_t i = 0; i < counters_.size(); ++i)
+      out += fmt::format("lily_upstream_{}{{upstream=\"{}\"}} {}\n", name, label(i),
+                         ((*counters_[i]).*counter).load());
+  };
+  tokens("prompt_tokens_total", "Tokens of prompts, as far as the other engine tells; cached ones included.",
+         &Counters::prompt_tokens);
+  tokens("cached_tokens_total", "Of these, tokens that the other engine had in its cache.",
+         &Counters::cached_tokens);
+  tokens("completion_tokens_total", "Tokens written, as far as the other engine tells.",
+         &Counters::completion_tokens);
   return out;
 }
 

@@ -71,9 +71,11 @@ class Upstreams {
  private:
   struct Counters {
     std::atomic<int64_t> n_done = 0, n_failed = 0, n_left = 0;
+    std::atomic<int64_t> prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0;
   };
 
   std::string via_of(const RelayRequest& request) const;
+  std::string label(size_t index) const;  // of metrics
 
   const UpstreamOptions options_;
   const std::string id_;  // of this server, to know its own requests again

@@ -193,6 +193,47 @@ TEST_P(EngineOf, AFullQueueRefuses) {
   EXPECT_EQ(read_all(third).ids.size(), 5u);
 }
 
+TEST_P(EngineOf, AShortRequestDoesNotWaitBehindAllLongOnes) {
+  const auto engine = make(limits(), {.max_sequences = 1});
+  script->hold();
+  Generation running = engine->generate(greedy(prompt_of(4, 0), 2));
+  script->await_held();
+  std::vector<Generation> all;
+  for (uint64_t i = 1; i < 4; ++i) all.push_back(engine->generate(greedy(prompt_of(60, i), 2)));
+  all.push_back(engine->generate(greedy(prompt_of(5, 4), 2)));
+  script->allow(-1);
+  read_all(running);
+  for (Generation& g : all) read_all(g);
+  std::vector<int> prompts;
+  for (const auto& step : script->steps())
+    if (step.phase == plan::Phase::prefill) prompts.push_back(step.rows[0]);
+  EXPECT_EQ(prompts, (std::vector<int>{4, 60, 5, 60, 60}));
+}
+
+TEST_P(EngineOf, StoppingEndsWhatRunsAndWaitsAndTakesNoMore) {
+  const auto engine = make(limits(), {.max_sequences = 1});
+  script->hold();
+  Generation running = engine->generate(greedy(prompt_of(4, 0), 50));
+  script->await_held();
+  Generation waiting = engine->generate(greedy(prompt_of(4, 1), 50));
+  std::thread stopper([&] { engine->stop(); });
+  // Refused as soon as the stop has begun, although the step in flight is still held.
+  const auto is_refused = [&] {
+    try {
+      engine->generate(greedy(prompt_of(4, 2), 1)).cancel();
+      return false;
+    } catch (const Error&) {
+      return true;
+    }
+  };
+  while (!is_refused()) std::this_thread::yield();
+  script->allow(-1);
+  stopper.join();
+  EXPECT_EQ(read_all(running).finished.finish, Finish::cancelled);
+  EXPECT_EQ(read_all(waiting).finished.finish, Finish::cancelled);
+  engine->clear_cache();  // waits for nobody
+}
+
 TEST_P(EngineOf, RequestsThatCannotBeServedAreRefusedAtOnce) {
   const auto engine = make();
   const auto message = [&](GenerateRequest request) -> std::string {

@@ -24,10 +24,14 @@ Child::Child(const std::vector<std::string>& arguments,
   for (std::string& word : words) argv.push_back(word.data());
   for (std::string& setting : settings) envp.push_back(setting.data());
   argv.push_back(nullptr), envp.push_back(nullptr);
+  // Before the child runs, so that they can be read at once.
+  const int out = open(out_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  const int err = open(err_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   pid_ = fork();
-  if (pid_ != 0) return;
-  const int out = open(out_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-  const int err = open(err_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  if (pid_ != 0) {
+    close(out), close(err);
+    return;
+  }
   dup2(open("/dev/null", O_RDONLY), STDIN_FILENO), dup2(out, STDOUT_FILENO), dup2(err, STDERR_FILENO);
   execve(argv[0], argv.data(), envp.data());
   _exit(127);

@@ -18,6 +18,7 @@ class Child {
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
 
+  pid_t pid() const { return pid_; }  // until it has been waited for
   void send(int signal) const;
   int wait();  // its exit code, or minus the signal that ended it
   std::string out() const;

@@ -28,6 +28,11 @@ class Back : public ScriptedServer {
   using ScriptedServer::service_;
   using ScriptedServer::start;
   std::string url() const { return "http://127.0.0.1:" + std::to_string(port_); }
+  // Once nothing runs.
+  engine::EngineStats stats() const {
+    EXPECT_TRUE(eventually([&] { return assistant_->engine().stats().n_running == 0; }));
+    return assistant_->engine().stats();
+  }
 
  private:
   void TestBody() override {}
@@ -136,6 +141,28 @@ TEST_F(Relays, StreamsOfEachApiArriveWithTheirEnds) {
     EXPECT_NE(reply.body.find(ends[i++]), std::string::npos) << reply.body;
   }
   EXPECT_TRUE(counts("ok", 3));
+}
+
+TEST_F(Relays, TokensOfTheOtherEngineAreCounted) {
+  for (const bool stream : {false, true}) {
+    Back& back = start_back("uno due tre");
+    pass_to(back.url());
+    // Chat completions tell the usage in a stream only where it is asked for.
+    std::vector<Case> all = cases(stream);
+    if (stream) all[0].body["stream_options"]["include_usage"] = true;
+    for (const Case& c : all) EXPECT_EQ(ask("POST", c.path, c.body.dump()).status, 200);
+    EXPECT_TRUE(counts("ok", 3));
+    const engine::EngineStats there = back.stats();
+    EXPECT_GT(there.cached_tokens, 0);
+    for (const auto& [name, n] : {std::pair("prompt", there.prompt_tokens),
+                                  {"cached", there.cached_tokens},
+                                  {"completion", there.completion_tokens}})
+      EXPECT_NE(service_->metrics().find(
+                    fmt::format("lily_upstream_{}_tokens_total{{upstream=\"big\"}} {}\n", name, n)),
+                std::string::npos)
+          << n << " in " << service_->metrics();
+    end();
+  }
 }
 
 TEST_F(Relays, ToolsAreCalledThroughIt) {

@@ -1,13 +1,9 @@
 // Two programs as a person starts them: one with the model, one that passes its requests on to it.
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <memory>
 #include <nlohmann/json.hpp>
-#include <thread>
 
-#include "tests/hub/child.h"
-#include "tests/server/connection.h"
+#include "tests/server/serve.h"
 
 namespace lily::test {
 namespace {
@@ -15,38 +11,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kAnswer = "river (noun): a large natural stream of water (larger than a creek)";
-
-class Serve {
- public:
-  Serve(std::vector<std::string> more, std::map<std::string, std::string> environment) {
-    std::vector<std::string> arguments = {"serve",      "-m", "models/lily-tiny", "--port", "0",
-                                          "--parallel", "1"};
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    environment.insert({{"HOME", "/nonexistent"}, {"no_proxy", "127.0.0.1"}});
-    child_ = std::make_unique<Child>(arguments, environment);
-    constexpr std::string_view kReady = "ready at http://127.0.0.1:";
-    for (int i = 0; i < 6000 && port_ == 0; ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));  // also for the child to open its files
-      const std::string said = child_->err();
-      const size_t at = said.find(kReady);
-      if (at != said.npos && said.find('\n', at) != said.npos)
-        port_ = std::stoi(said.substr(at + kReady.size()));
-    }
-    if (port_ == 0) throw std::runtime_error("no server: " + child_->err());
-  }
-  std::string url() const { return fmt::format("http://127.0.0.1:{}/v1", port_); }
-  HttpReply ask(const std::string& path, const std::string& body, const std::string& headers = {}) const {
-    Connection connection(port_);
-    connection.request(body.empty() ? "GET" : "POST", path, body, headers);
-    return connection.read(std::chrono::seconds(60)).value_or(HttpReply{});
-  }
-  std::string said() const { return child_->err(); }
-  void kill() { child_.reset(); }
-
- private:
-  std::unique_ptr<Child> child_;
-  int port_ = 0;
-};
 
 TEST(ServeUpstream, OneAddressServesBothModels) {
   Serve big({"--api-key", "sk-of-the-big-one"}, {});
@@ -74,9 +38,14 @@ TEST(ServeUpstream, OneAddressServesBothModels) {
   EXPECT_EQ(content, kAnswer);
   EXPECT_TRUE(streamed.body.ends_with("data: [DONE]\n\n")) << streamed.body;
   EXPECT_EQ(Json::parse(front.ask("/v1/models", "").body)["data"][1]["id"], "big");
-  EXPECT_NE(
-      front.ask("/metrics", "").body.find("lily_upstream_requests_total{upstream=\"big\",result=\"ok\"} 2"),
-      std::string::npos);
+  // A request is counted when its connection is done with it, after the client has its answer.
+  constexpr std::string_view kCounted = "lily_upstream_requests_total{upstream=\"big\",result=\"ok\"} 2";
+  std::string metrics;
+  for (int n = 0; n < 500 && metrics.find(kCounted) == metrics.npos; ++n) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    metrics = front.ask("/metrics", "").body;
+  }
+  EXPECT_NE(metrics.find(kCounted), metrics.npos) << metrics;
 
   EXPECT_NE(front.said().find("model big is answered by " + big.url()), std::string::npos) << front.said();
   for (const std::string& said : {front.said(), big.said()}) {
@@ -87,6 +56,26 @@ TEST(ServeUpstream, OneAddressServesBothModels) {
   const HttpReply down = front.ask("/v1/messages", R"({"model": "big", "max_tokens": 1, "messages": []})");
   EXPECT_EQ(down.status, 502) << down.body;
   EXPECT_EQ(Json::parse(down.body)["type"], "error");
+}
+
+TEST(Serve, TheCacheTellsItsBytes) {
+  Serve server({});
+  const Json before = Json::parse(server.ask("/cache", "").body);
+  EXPECT_EQ(before["bytes"], Json::parse(R"({"kv": 0, "states": 0, "replay": 0, "disk": 0})"));
+  EXPECT_EQ(server
+                .ask("/v1/chat/completions",
+                     R"({"messages": [{"role": "user", "content": "What does the word river mean?"}]})")
+                .status,
+            200);
+  const Json after = Json::parse(server.ask("/cache", "").body);
+  EXPECT_GT(after["entries"], 0);
+  for (const char* what : {"kv", "states", "replay"}) EXPECT_GT(after["bytes"][what], 0) << what;
+  // A block and a state each have their size.
+  const auto used = [&](const char* name) {
+    return after[name]["total"].get<int64_t>() - after[name]["free"].get<int64_t>();
+  };
+  EXPECT_EQ(after["bytes"]["kv"].get<int64_t>() % used("kv_blocks"), 0);
+  EXPECT_EQ(after["bytes"]["states"].get<int64_t>() % used("state_slots"), 0);
 }
 
 TEST(ServeUpstream, AWrongKeyIsTheServersFault) {

@@ -34,7 +34,7 @@ bool is_writable(std::string_view name) {
 
 class CallGrammar {
  public:
-  explicit CallGrammar(const ordered_json& tools) : declared_(tools) {
+  CallGrammar(const ordered_json& tools, const SchemaLimits& limits) : left_(limits), declared_(tools) {
     const std::array<std::string, 2> tags = {"</parameter>", "<parameter="};
     free_text_ = grammar_.add({.kind = Kind::bytes, .dfa = texts_without(tags)});
     close_parameter_ = grammar_.add_literal("\n</parameter>\n");
@@ -76,7 +76,7 @@ class CallGrammar {
     Node members{.kind = Kind::members};
     const auto schema = function.find("parameters");
     if (schema == function.end() || schema->is_null()) return members;
-    SchemaCompiler compiler(grammar_, *schema, path + ".parameters");
+    SchemaCompiler compiler(grammar_, *schema, path + ".parameters", left_);
     for (const auto& property : compiler.object(*schema, "#").properties) {
       if (!is_writable(property.name))
         fail(Fault::user, "{}.parameters at #/properties: \"{}\" cannot be written in a call", path,
@@ -84,6 +84,7 @@ class CallGrammar {
       const NodeId value = compiler.compile_parameter(property);
       members.members.push_back({.value = parameter(property.name, value), .required = property.required});
     }
+    left_ = compiler.left();
     return members;
   }
 
@@ -112,14 +113,15 @@ class CallGrammar {
   }
 
   Grammar grammar_;
+  SchemaLimits left_;  // for the functions to come
   const text::ToolSet declared_;
   NodeId free_text_, close_parameter_, close_function_, end_, root_;
 };
 
 }  // namespace
 
-Grammar call_grammar(const ordered_json& tools, std::string_view name) {
-  CallGrammar grammar(tools);
+Grammar call_grammar(const ordered_json& tools, std::string_view name, const SchemaLimits& limits) {
+  CallGrammar grammar(tools, limits);
   bool found = false;
   for (size_t i = 0; tools.is_array() && i < tools.size(); ++i) {
     const ordered_json& function = function_of(tools[i]);

@@ -301,7 +301,7 @@ class Nfa {
     std::vector<int32_t> at_begin, at_end;  // the same, at the text's ends only
   };
 
-  explicit Nfa(const Tree& tree) {
+  Nfa(const Tree& tree, int64_t& budget) : budget_(budget) {
     const int32_t start = add(), before = add(), after = add();
     states_[0].free.push_back(before);
     const Ranges any = complement({});
@@ -324,8 +324,10 @@ class Nfa {
         [&](const Set& set) {
           std::array<Set, 256> targets;
           for (const int32_t s : set)
-            for (const Dfa::Edge& e : state(s).edges)
+            for (const Dfa::Edge& e : state(s).edges) {
               for (int b = e.low; b <= e.high; ++b) targets[static_cast<size_t>(b)].push_back(e.to);
+              spend(e.high - e.low + 1);
+            }
           std::vector<std::pair<std::pair<uint8_t, uint8_t>, Set>> out;
           Set last_raw;
           for (int b = 0; b < 256; ++b) {
@@ -459,6 +461,14 @@ class Nfa {
     return from;
   }
 
+  void spend(int64_t steps) {
+    budget_ -= steps;
+    if (budget_ < 0)
+      fail(Fault::user,
+           "the states of its automaton take too long to find; use fewer repeats of what may be read in "
+           "several ways");
+  }
+
   std::vector<int32_t> closure(std::vector<int32_t> set, bool at_begin, bool at_end) {
     std::vector<bool> seen(states_.size());
     std::vector<int32_t> out;
@@ -476,11 +486,13 @@ class Nfa {
       if (at_end)
         for (const int32_t to : s.at_end) visit(to);
     }
+    spend(static_cast<int64_t>(4 * out.size() + states_.size() / 64));
     std::sort(out.begin(), out.end());
     return out;
   }
 
   std::vector<State> states_;
+  int64_t& budget_;
   int32_t accept_ = 0;
 };
 
@@ -520,16 +532,26 @@ std::string format_pattern(std::string_view format) {
 
 }  // namespace
 
-Dfa regex(std::string_view pattern) {
+Dfa regex(std::string_view pattern, int64_t& budget) {
   if (pattern.size() > 4096)
     fail(Fault::user, "pattern: {} bytes; at most 4096 are supported", pattern.size());
-  return Nfa(Parser(pattern).parse()).determinised();
+  return Nfa(Parser(pattern).parse(), budget).determinised();
+}
+
+Dfa regex(std::string_view pattern) {
+  int64_t budget = kPatternSteps;
+  return regex(pattern, budget);
+}
+
+std::optional<Dfa> format_texts(std::string_view format, int64_t& budget) {
+  const std::string pattern = format_pattern(format);
+  if (pattern.empty()) return std::nullopt;
+  return regex(pattern, budget);
 }
 
 std::optional<Dfa> format_texts(std::string_view format) {
-  const std::string pattern = format_pattern(format);
-  if (pattern.empty()) return std::nullopt;
-  return regex(pattern);
+  int64_t budget = kPatternSteps;
+  return format_texts(format, budget);
 }
 
 }  // namespace lily::engine::grammar

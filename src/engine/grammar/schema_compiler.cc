@@ -59,8 +59,21 @@ NodeId add_any_value(Grammar& g) {
 
 SchemaCompiler::SchemaCompiler(Grammar& grammar, const ordered_json& root, std::string name,
                                const SchemaLimits& limits)
-    : grammar_(grammar), root_(root), name_(std::move(name)), limits_(limits) {
+    : grammar_(grammar),
+      root_(root),
+      name_(std::move(name)),
+      limits_(limits),
+      pattern_steps_left_(limits.max_pattern_steps) {
   check_nesting(root, name_);
+}
+
+SchemaLimits SchemaCompiler::left() const {
+  SchemaLimits out = limits_;
+  out.max_places -= n_places_;
+  out.max_dfa_states -= n_dfa_states_;
+  out.max_work -= n_work_;
+  out.max_pattern_steps = pattern_steps_left_;
+  return out;
 }
 
 void SchemaCompiler::refuse(const std::string& path, const std::string& what) const {
@@ -303,7 +316,8 @@ SchemaCompiler::StringRules SchemaCompiler::string_rules(const std::vector<Part>
       auto known = texts_.find(name);
       if (known == texts_.end()) {
         try {
-          std::optional<Dfa> dfa = key == std::string_view("format") ? format_texts(text) : regex(text);
+          std::optional<Dfa> dfa = key == std::string_view("format") ? format_texts(text, pattern_steps_left_)
+                                                                     : regex(text, pattern_steps_left_);
           if (!dfa)
             refuse(atom.path + "/format",
                    fmt::format(

@@ -16,17 +16,19 @@
 
 #include "engine/grammar/grammar.h"
 #include "engine/grammar/number.h"
+#include "engine/grammar/regex.h"
 
 namespace lily::engine::grammar {
 
 using nlohmann::ordered_json;
 
 struct SchemaLimits {
-  int max_depth = 100;           // places inside one another, references in a row
-  int max_places = 10'000;       // sets of schemas that are looked at
-  int max_nodes = 100'000;       // of the grammar
-  int max_dfa_states = 60'000;   // of all automata together
-  int64_t max_work = 1'000'000;  // comparisons of values, steps of automata: seconds at the most
+  int max_depth = 100;                        // places inside one another, references in a row
+  int max_places = 10'000;                    // sets of schemas that are looked at
+  int max_nodes = 100'000;                    // of the grammar
+  int max_dfa_states = 60'000;                // of all automata together
+  int64_t max_work = 1'000'000;               // comparisons of values, steps of automata: seconds at the most
+  int64_t max_pattern_steps = kPatternSteps;  // of all patterns and formats together
 };
 
 // Throws Error(Fault::user) for JSON whose nesting would overflow the stack of whoever walks it.
@@ -42,6 +44,9 @@ class SchemaCompiler {
   // `root` must outlive this. `name` is what messages call the document.
   SchemaCompiler(Grammar& grammar, const ordered_json& root, std::string name,
                  const SchemaLimits& limits = {});
+
+  // What these limits leave to the next schema of the same request.
+  SchemaLimits left() const;
 
   NodeId compile_root() { return compile(root_, "#"); }
   NodeId compile(const ordered_json& schema, const std::string& path);
@@ -129,7 +134,7 @@ class SchemaCompiler {
   bool may_be_string_ = false, may_be_other_ = false;
   std::set<const ordered_json*> disjoint_;
   int n_places_ = 0, n_dfa_states_ = 0, depth_ = 0;
-  int64_t n_work_ = 0;
+  int64_t n_work_ = 0, pattern_steps_left_;
 };
 
 // A grammar of the documents of a schema, or of any JSON object; pruned.

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "engine/grammar/call_grammar.h"
 #include "engine/grammar/matcher.h"
 #include "engine/grammar/schema_compiler.h"
 #include "tests/support/error_of.h"
@@ -316,6 +317,45 @@ TEST(SchemaLimits, HostileSchemasAreRefusedQuickly) {
   ordered_json words = {{"enum", ordered_json::array()}};
   for (int i = 0; i < 30'000; ++i) words["enum"].push_back("word number " + std::to_string(i * 7919));
   says(why(words), "too large");
+}
+
+// A pattern of a few bytes, whose automaton stays below the number of states that is allowed, but whose
+// states each stand for thousands of places in the pattern.
+TEST(SchemaLimits, APatternThatTakesLongIsRefusedQuickly) {
+  const ordered_json schema = {{"type", "string"}, {"pattern", "^((a{0,20}){0,20}){0,40}$"}};
+  const auto begin = std::chrono::steady_clock::now();
+  const std::string message = test::error_of([&] { schema_grammar(schema, "schema"); });
+  EXPECT_NE(message.find("schema at #/pattern: "), std::string::npos) << message;
+  EXPECT_NE(message.find("take too long"), std::string::npos) << message;
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+}
+
+TEST(SchemaLimits, PatternsOfOneSchemaShareALimit) {
+  ordered_json schema = {{"type", "object"}};
+  for (int i = 0; i < 20; ++i)
+    schema["properties"]["p" + std::to_string(i)] = {{"type", "string"},
+                                                     {"pattern", "^(a?){400}b{" + std::to_string(i) + "}$"}};
+  const std::string message = test::error_of([&] { schema_grammar(schema, "schema"); });
+  EXPECT_NE(message.find("take too long"), std::string::npos) << message;
+  schema["properties"] = {{"one", schema["properties"]["p0"]}};
+  EXPECT_NO_THROW(schema_grammar(schema, "schema"));
+}
+
+TEST(SchemaLimits, StrictFunctionsOfOneRequestShareTheirLimits) {
+  ordered_json tools = ordered_json::array();
+  for (int i = 0; i < 40; ++i)
+    tools.push_back(
+        {{"type", "function"},
+         {"function",
+          {{"name", "f" + std::to_string(i)},
+           {"strict", true},
+           {"parameters",
+            {{"type", "object"},
+             {"properties",
+              {{"p", {{"type", "string"}, {"pattern", "^(a?){400}b{" + std::to_string(i) + "}$"}}}}}}}}}});
+  const std::string message = test::error_of([&] { call_grammar(tools, ""); });
+  EXPECT_NE(message.find("take too long"), std::string::npos) << message;
+  EXPECT_NO_THROW(call_grammar(tools, "f3"));
 }
 
 TEST(SchemaLimits, RefusalsNameThePath) {
