@@ -49,7 +49,8 @@ kernel void seeded(device float* a [[buffer(0)]], device const half* h [[buffer(
   uint local = 3u;  // keyword of the checking compiler
   x += float(local);
 #elif ERROR == 11
-  tensor<device float, dextents<int, 2>, tensor_inline> view(t, dextents<int, 2>(8, 4));  // threadgroup memory
+  // threadgroup for device, as a tensor
+  tensor<device float, dextents<int, 2>, tensor_inline> view(t, dextents<int, 2>(8, 4));
 #endif
   a[i] = x;
 }
