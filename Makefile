@@ -60,7 +60,7 @@ check:  ## format, static analysis of what changed, warnings as errors
 	@scripts/deps build test check
 	@scripts/check
 
-ci-extra:  ## sanitizers, NEON under qemu, the CUDA compile
+ci-extra:  ## sanitizers, NEON under qemu, the whole Metal backend on the emulated GPU, the CUDA compile
 	@scripts/deps build test check extra
 	@scripts/ci-extra
 
