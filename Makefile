@@ -62,7 +62,7 @@ check:  ## format, static analysis of what changed, warnings as errors
 	@scripts/deps build test check
 	@scripts/check
 
-ci-extra:  ## sanitizers, NEON under qemu, the CUDA compile, installation
+ci-extra:  ## sanitizers, NEON under qemu, the whole emulated Metal backend, the CUDA compile, installation
 	@scripts/deps build test check extra
 	@scripts/ci-extra
 

@@ -61,18 +61,14 @@ function(_lily_compile_kernel symbol expanded tensor objects_variable)
       COMMAND lily_msl_rewriter ${symbol}_${build} ${name} ${base}_${build}.i ${base}_${build}.cc
       DEPENDS ${expanded} lily_msl_rewriter VERBATIM)
   endforeach()
-  set(check)
-  if(NOT tensor)
-    add_custom_command(OUTPUT ${base}.checked
-      COMMAND ${LILY_KERNEL_CXX} ${LILY_KERNEL_CHECK_FLAGS} ${base}_plain.cc
-      COMMAND ${CMAKE_COMMAND} -E touch ${base}.checked
-      DEPENDS ${base}_plain.cc ${shim} COMMENT "Checking address spaces of ${name}" VERBATIM)
-    set(check ${base}.checked)
-  endif()
+  add_custom_command(OUTPUT ${base}.checked
+    COMMAND ${LILY_KERNEL_CXX} ${LILY_KERNEL_CHECK_FLAGS} ${base}_plain.cc
+    COMMAND ${CMAKE_COMMAND} -E touch ${base}.checked
+    DEPENDS ${base}_plain.cc ${shim} COMMENT "Checking address spaces of ${name}" VERBATIM)
   add_custom_command(OUTPUT ${base}_plain.o
     COMMAND ${CMAKE_CXX_COMPILER_LAUNCHER} ${LILY_KERNEL_CXX} ${LILY_KERNEL_FLAGS}
             -c ${base}_plain.cc -o ${base}_plain.o
-    DEPENDS ${base}_plain.cc ${check} ${shim} COMMENT "Compiling kernels of ${name}" VERBATIM)
+    DEPENDS ${base}_plain.cc ${base}.checked ${shim} COMMENT "Compiling kernels of ${name}" VERBATIM)
   add_custom_command(OUTPUT ${base}_traced.o
     COMMAND ${CMAKE_CXX_COMPILER_LAUNCHER} ${LILY_KERNEL_CXX} ${LILY_KERNEL_FLAGS} ${LILY_KERNEL_TRACED_FLAGS}
             -c ${base}_traced.cc -o ${base}_traced.o

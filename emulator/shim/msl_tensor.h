@@ -1,7 +1,7 @@
 // <metal_tensor> and mpp::tensor_ops::matmul2d of Metal 4, the part that quantised GEMMs use.
 // Two-dimensional; scopes are one simdgroup or the whole threadgroup. Extent 0 is the innermost dimension, as
-// in Metal. Products are computed in float in a fixed order, which the hardware does not promise. Not covered
-// by the check build.
+// in Metal. Products are computed in float in a fixed order, which the hardware does not promise. The check
+// build has the declarations alone: to which address spaces tensors point.
 #pragma once
 
 #include "msl_simdgroup_matrix.h"
@@ -273,6 +273,78 @@ struct matmul2d {
     __builtin_free(y);
     __builtin_free(z);
   }
+};
+
+}  // namespace tensor_ops
+}  // namespace mpp
+
+#else
+
+namespace metal {
+
+inline constexpr const int dynamic_extent = -1;
+template <class I>
+inline constexpr const I dynamic_length_v = I(-1);
+template <class I, int... E>
+struct extents {
+  extents();
+  template <class... X>
+  extents(X... x);
+};
+template <class I, int Rank>
+using dextents = extents<I, Rank>;
+struct tensor_inline {};
+
+template <class E, class Extents, class Tag = tensor_inline>
+struct tensor {
+  tensor(E* q, Extents e);
+  template <class S>
+  tensor(E* q, Extents e, array<S, 2> strides);
+  tensor slice(int o0, int o1) const;
+  template <int A, int B>
+  tensor slice(int o0, int o1) const;
+};
+
+struct execution_thread {};
+template <int N>
+struct execution_simdgroups {};
+using execution_simdgroup = execution_simdgroups<1>;
+
+}  // namespace metal
+
+namespace mpp {
+namespace tensor_ops {
+
+struct matmul2d_descriptor {
+  enum class mode { multiply, multiply_accumulate };
+  constexpr matmul2d_descriptor(int, int, int = metal::dynamic_extent, bool = false, bool = false,
+                                bool = false, mode = mode::multiply) {}
+  // C++ for OpenCL has no template arguments of class type.
+  constexpr operator int() const { return 0; }
+};
+
+template <class T>
+struct cooperative_tensor {
+  uint16_t get_capacity() const;
+  bool is_valid_element(int i) const;
+  metal::array<int, 2> get_multidimensional_index(int i) const;
+  thread T& operator[](int i);
+  template <class X>
+  void load(const X& t);
+  template <class X>
+  void store(const X& t) const;
+};
+
+template <int D, class Scope>
+struct matmul2d {
+  template <class A, class B, class C>
+  cooperative_tensor<A> get_left_input_cooperative_tensor() const;
+  template <class A, class B, class C>
+  cooperative_tensor<B> get_right_input_cooperative_tensor() const;
+  template <class A, class B, class C>
+  cooperative_tensor<C> get_destination_cooperative_tensor() const;
+  template <class A, class B, class C>
+  void run(const A& a, const B& b, C& c) const;
 };
 
 }  // namespace tensor_ops

@@ -1,5 +1,6 @@
-// ERROR = 1 ... 8 each seed one error that only the check build, or the rewriter, can see.
+// ERROR = 1 ... 11 each seed one error that only the check build, or the rewriter, can see.
 #include <metal_stdlib>
+#include <metal_tensor>
 using namespace metal;
 
 struct Params {
@@ -47,6 +48,9 @@ kernel void seeded(device float* a [[buffer(0)]], device const half* h [[buffer(
 #elif ERROR == 10
   uint local = 3u;  // keyword of the checking compiler
   x += float(local);
+#elif ERROR == 11
+  // threadgroup for device, as a tensor
+  tensor<device float, dextents<int, 2>, tensor_inline> view(t, dextents<int, 2>(8, 4));
 #endif
   a[i] = x;
 }

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <string>
+#include <tuple>
 
 #include "backend/metal/lower.h"
 #include "base/error.h"
@@ -95,6 +97,39 @@ TEST(Lower, EveryBarrierSeparatesAConflict) {
     unfused.prefill = unfused.decode = {};
     check_barriers(make_plan(dims, Phase::decode, 1, 4096, unfused));
     check_barriers(make_plan(dims, Phase::prefill, 64, 4096, unfused));
+  }
+}
+
+// What a policy encodes, as text: kernels, their parameters and grids, and where barriers and the host stand.
+std::string encoded(const plan::Policy& policy) {
+  std::string text;
+  for (const auto& [phase, rows, context] :
+       {std::tuple(Phase::prefill, 96, 512), {Phase::decode, 1, 65536}}) {
+    const plan::Plan plan = make_plan(model::lily_tiny(), phase, rows, context, policy);
+    const Lowered lowered = lower(plan);
+    for (const LoweredOp& op : lowered.ops) {
+      text += op.on_host ? "host\n" : "";
+      for (const Dispatch& d : op.dispatches) {
+        text += d.kernel;
+        for (const std::byte b : d.params) text += fmt::format(" {:02x}", static_cast<int>(b));
+        for (const Extent& e : d.grid)
+          text += fmt::format(" {}/{}/{}", static_cast<int>(e.count), e.n, e.per);
+        text += "\n";
+      }
+    }
+    text += fmt::format("{} groups\n", groups(plan, lowered, 0, static_cast<int>(plan.ops.size())).size());
+  }
+  return text;
+}
+
+// D2 and P5 are the engine's to do: two steps in flight, and how a prompt is cut.
+TEST(Lower, EachAblationOfTheKernelsEncodesSomethingElse) {
+  std::set<std::string> all = {encoded(default_policy())};
+  for (int m = 0; m < plan::kMechanisms; ++m) {
+    const auto mechanism = static_cast<plan::Mechanism>(m);
+    if (mechanism == plan::Mechanism::d2 || mechanism == plan::Mechanism::p5) continue;
+    EXPECT_TRUE(all.insert(encoded(*plan::without(default_policy(), mechanism))).second)
+        << plan::name(mechanism);
   }
 }
 

@@ -1,0 +1,308 @@
+#include "tests/backend/metal/op_comparison.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <random>
+
+#include "backend/metal/lower.h"
+#include "base/half.h"
+#include "base/thread_pool.h"
+#include "model/weight_store.h"
+#include "plan/uses.h"
+
+namespace lily::test {
+
+using backend::Device;
+using plan::Ending;
+using plan::Policy;
+using plan::ValueId;
+
+Stage::Stage(const EmulatedOptions& options, const model::Checkpoint& checkpoint)
+    : checkpoint_(checkpoint),
+      metal_(make_emulated_metal(checkpoint, options)),
+      reference_(backend::make_reference_device({})) {
+  reference_->load(checkpoint, {});
+  reference_->reserve({.n_state_slots = kSlots, .n_kv_blocks = kBlocks, .n_token_slots = 8},
+                      reference_->policy(dims()));
+}
+
+void Stage::fill_memory(int n_slots, int n_blocks) {
+  std::mt19937 random(7);
+  // Uniform, with a root mean square of `size`.
+  const auto values = [&](size_t n, float size, bool bf16) {
+    std::vector<float> v(n);
+    const float scale = size * std::sqrt(3.0f);
+    for (float& x : v) {
+      x = scale * (static_cast<float>(random() >> 8) * 0x1p-23f - 1);
+      if (bf16) x = bf16_rounded(x);
+    }
+    return v;
+  };
+  for (int layer = 0; layer < dims().n_layers; ++layer) {
+    if (dims().mixer(layer) == model::Mixer::delta) {
+      for (int slot = 0; slot < n_slots; ++slot) {
+        const auto s = values(static_cast<size_t>(dims().delta_state_bytes_per_layer() / 4), 0.1f, false);
+        const auto c = values(static_cast<size_t>(3 * dims().conv_channels()), 1, true);
+        for (Device* d : {static_cast<Device*>(&metal()), &reference()}) {
+          d->write_delta_state(backend::StateSlot{slot}, layer, s);
+          d->write_conv_state(backend::StateSlot{slot}, layer, c);
+        }
+      }
+      continue;
+    }
+    for (int block = 0; block < n_blocks; ++block)
+      for (const auto which : {Device::Kv::k, Device::Kv::v}) {
+        const auto kv = values(static_cast<size_t>(backend::kKvBlockTokens * dims().kv_width()), 1, true);
+        for (Device* d : {static_cast<Device*>(&metal()), &reference()})
+          d->write_kv(which, layer, block, backend::kKvBlockTokens, kv);
+      }
+  }
+}
+
+namespace {
+
+double rms(std::span<const float> v) {
+  double sum = 0;
+  for (const float x : v) sum += static_cast<double>(x) * x;
+  return std::sqrt(sum / static_cast<double>(std::max<size_t>(1, v.size())));
+}
+
+double largest(std::span<const float> v) {
+  double most = 0;
+  for (const float x : v) most = std::max(most, std::abs(static_cast<double>(x)));
+  return most;
+}
+
+// Whether the kernels of an op round terms of its sums to bf16: the matrix kernels their weights, attention
+// the queries and keys that it prepares. All else is fp32 inside.
+bool rounds_terms(const plan::Plan& plan, const plan::Op& op) {
+  constexpr int kFewRows = 8;
+  const bool is_matrix = !plan.policy.row_parallel_gemv || plan.shape.rows > kFewRows;
+  return std::visit(plan::overloaded{
+                        [&](const plan::Linear&) { return is_matrix; },
+                        [&](const plan::NormLinear&) { return is_matrix; },
+                        [&](const plan::LinearAdd&) { return is_matrix; },
+                        [&](const plan::NormRouter&) { return is_matrix; },
+                        [&](const plan::ExpertsLinear& o) { return o.routing.grouped(); },
+                        [&](const plan::ExpertsGateUp& o) { return o.routing.grouped() || is_matrix; },
+                        [](const plan::GatedAttention& o) { return o.prepares(); },
+                        [](const auto&) { return false; },
+                    },
+                    op);
+}
+
+// Relative to the size of a row's values, what a sum may lose: where terms are rounded to bf16, independent
+// errors of at most 2^-8, hence with a deviation of 2^-8 / sqrt(3), six deviations of a sum whose terms
+// together have the size of the row's values; else what fp32 sums add, 2^-18: 2^-24 for each doubling of up
+// to 64 terms a lane.
+double sum_error(bool rounds) { return rounds ? 6 / std::sqrt(3.0) * 0x1p-8 : 0x1p-18; }
+
+// With half a unit in the last place of the result's type (2^-8 relative for bf16).
+double tolerance(float expected, double row_size, plan::Type type, bool rounds) {
+  return (type == plan::Type::bf16 ? 0x1p-8 * std::abs(expected) : 0) +
+         sum_error(rounds) * (row_size + std::abs(expected));
+}
+
+// The rows whose eighth and ninth logits are so near that either choice is right.
+std::set<int64_t> near_ties(std::span<const float> logits, int64_t stride, int n_experts, double tolerance) {
+  std::set<int64_t> rows;
+  for (size_t t = 0; t < logits.size() / static_cast<size_t>(stride); ++t) {
+    std::vector<float> row(
+        logits.begin() + static_cast<std::ptrdiff_t>(t * static_cast<size_t>(stride)),
+        logits.begin() + static_cast<std::ptrdiff_t>(t * static_cast<size_t>(stride)) + n_experts);
+    std::sort(row.begin(), row.end(), std::greater<>());
+    for (int j = 0; j < 8; ++j)
+      if (row[static_cast<size_t>(j)] - row[static_cast<size_t>(j) + 1] < tolerance)
+        rows.insert(static_cast<int64_t>(t));
+  }
+  return rows;
+}
+
+// Queries and keys that are prepared inside attention are rounded to bf16 there. A score is a sum of 256
+// products over 16, so it moves by a relative 2^-8 / sqrt(3) of rms(query) * rms(key), and the output by as
+// much of itself. The cache's keys have an rms of 1, a prepared query that of its norm's weight.
+double query_rms(const model::Checkpoint& checkpoint, int layer) {
+  ThreadPool pool(1);
+  const model::WeightId id{model::Weight::q_norm, layer};
+  return rms(model::WeightStore::load(checkpoint, {id}, pool).vector(id));
+}
+
+// Values that say which experts a row has, as the scene wants them.
+void choose(const plan::Plan& plan, const plan::Value& value, const Scene& scene, std::vector<float>& v) {
+  const auto cols = static_cast<size_t>(value.cols);
+  if (value.name.ends_with("router_ids"))
+    for (size_t i = 0; i < v.size(); ++i)
+      v[i] = static_cast<float>(scene.expert(static_cast<int64_t>(i / cols), static_cast<int>(i % cols)));
+  if (value.name.ends_with("router_logits"))
+    for (size_t t = 0; t < v.size() / cols; ++t) {
+      std::fill_n(v.begin() + static_cast<std::ptrdiff_t>(t * cols), plan.dims.n_experts, -10.0f);
+      for (int k = 0; k < model::kExpertsPerToken; ++k)
+        v[t * cols + static_cast<size_t>(scene.expert(static_cast<int64_t>(t), k))] =
+            static_cast<float>(model::kExpertsPerToken - k) / 4;
+    }
+}
+
+size_t n_blocks_of(backend::Program& program, const plan::Op& op) {
+  return static_cast<size_t>(program.read(std::get<plan::ExpertGroups>(op).n_blocks)[0]);
+}
+
+void expect_near(const std::vector<float>& expected, const std::vector<float>& got, double relative,
+                 const std::string& what) {
+  const double size = rms(expected);
+  for (size_t k = 0; k < expected.size(); ++k)
+    ASSERT_NEAR(expected[k], got[k], relative * (size + std::abs(expected[k]))) << what << " " << k;
+}
+
+std::set<std::string>& all_kernels() {
+  static std::set<std::string> names;
+  return names;
+}
+
+}  // namespace
+
+const std::set<std::string>& kernels_compared() { return all_kernels(); }
+
+void OpComparison::make_stage(const EmulatedOptions& options, const model::Checkpoint& checkpoint) {
+  delete stage_;
+  stage_ = new Stage(options, checkpoint);
+}
+void OpComparison::TearDownTestSuite() {
+  delete stage_;
+  stage_ = nullptr;
+}
+
+void OpComparison::compare(const Scene& scene, const Policy& policy, Ending ending) {
+  SCOPED_TRACE(scene.name);
+  Stage& s = *stage_;
+  int n_rows = 0;
+  std::vector<Sequence> sequences;
+  for (size_t i = 0; i < scene.rows.size(); ++i) {
+    sequences.push_back(
+        {.tokens = random_tokens(scene.rows[i], s.dims().vocab, 11 + i),
+         .position = scene.positions[i],
+         .src = scene.positions[i] == 0 ? backend::kNoState : backend::StateSlot{static_cast<int>(i)},
+         .dst = backend::StateSlot{static_cast<int>(3 + i)}});
+    n_rows += scene.rows[i];
+  }
+  const int n_blocks = static_cast<int>((scene.context + 63) / 64);
+  const auto n_sequences = static_cast<int>(scene.rows.size());
+  ASSERT_LE(n_blocks * n_sequences, kBlocks);
+  s.fill_memory(n_sequences, n_blocks * n_sequences);
+  Inputs inputs(sequences, n_blocks, s.dims().vocab - 50);
+  if (ending == Ending::sampled)
+    inputs.sampling().resize(static_cast<size_t>(n_rows), {.top_k = 20, .seed = 5});
+  const plan::Plan plan = plan::forward(
+      s.dims(),
+      {.phase = scene.phase, .rows = n_rows, .outputs = n_rows, .context = scene.context, .ending = ending},
+      policy, {.keep_values = true});
+  const auto reference = s.reference().compile(plan);
+  const auto metal = s.metal().compile(plan);
+  for (const metal::LoweredOp& lowered : dynamic_cast<metal::MetalProgram&>(*metal).lowered().ops)
+    for (const metal::Dispatch& dispatch : lowered.dispatches) all_kernels().insert(dispatch.kernel);
+  // Once through, so that all values exist there.
+  reference->submit(inputs.get());
+  reference->wait();
+
+  for (size_t i = 0; i < plan.ops.size(); ++i) {
+    const plan::Op& op = plan.ops[i];
+    if (scene.compares && !scene.compares(op)) continue;
+    SCOPED_TRACE(fmt::format("op {} {}", i, plan::kind_name(op)));
+    std::vector<ValueId> outputs;
+    for (const plan::Use& use : plan::uses(op)) {
+      if (use.resource != plan::Resource::value) continue;
+      if (use.writes()) outputs.push_back(use.value);
+      if (!use.reads() || plan.value(use.value).rows == plan::RowSpace::matrix) continue;
+      std::vector<float> v = reference->read(use.value);
+      if (plan.value(use.value).type == plan::Type::bf16)
+        for (float& x : v) x = bf16_rounded(x);
+      if (scene.expert) choose(plan, plan.value(use.value), scene, v);
+      reference->write(use.value, v);
+      metal->write(use.value, v);
+    }
+    reference->run_ops(inputs.get(), static_cast<int>(i), static_cast<int>(i) + 1);
+    metal->run_ops(inputs.get(), static_cast<int>(i), static_cast<int>(i) + 1);
+    for (const plan::Use& use : plan::uses(op))
+      if (use.resource == plan::Resource::kv && use.writes()) compare_cache(scene, use.layer);
+    const bool rounds = rounds_terms(plan, op);
+    std::set<int64_t> skipped;
+    if (const auto* router = std::get_if<plan::NormRouter>(&op)) {
+      const auto logits = reference->read(router->logits);
+      skipped = near_ties(logits, plan.value(router->logits).cols, s.dims().n_experts,
+                          sum_error(rounds) * rms(logits));
+    }
+    const auto* attends = std::get_if<plan::GatedAttention>(&op);
+    const double query =
+        attends != nullptr && attends->prepares() ? query_rms(s.checkpoint(), attends->layer) : 0;
+    for (const ValueId id : outputs) {
+      const plan::Value& value = plan.value(id);
+      if (value.rows == plan::RowSpace::matrix) continue;
+      const auto expected = reference->read(id), got = metal->read(id);
+      ASSERT_EQ(expected.size(), got.size());
+      const auto cols = static_cast<size_t>(value.cols);
+      size_t n = expected.size();
+      if (value.rows == plan::RowSpace::blocks) n = n_blocks_of(*reference, op) * cols;
+      double worst = 0, row = 0;
+      size_t worst_at = 0;
+      for (size_t k = 0; k < n; ++k) {
+        if (k % cols == 0) {
+          const std::span<const float> values = std::span(expected).subspan(k, cols);
+          // silu(gate) * up: what rounding does to one sum is multiplied by the other, for which the row's
+          // largest product stands.
+          row = std::holds_alternative<plan::ExpertsGateUp>(op) ? largest(values) : rms(values);
+          row *= 1 + query;
+        }
+        if (skipped.contains(static_cast<int64_t>(k / cols)) &&
+            value.name.find("router_logits") == std::string::npos)
+          continue;
+        if (std::isinf(expected[k]) && expected[k] == got[k]) continue;
+        const double allowed =
+            value.type == plan::Type::i32 ? 0.5 : tolerance(expected[k], row, value.type, rounds);
+        const double ratio = std::abs(static_cast<double>(expected[k]) - got[k]) / allowed;
+        if (!(ratio <= worst)) {
+          worst = ratio;
+          worst_at = k;
+        }
+      }
+      EXPECT_LE(worst, 1) << value.name << "[" << worst_at / cols << "][" << worst_at % cols << "]: expected "
+                          << expected[worst_at] << ", got " << got[worst_at];
+      if (!(worst <= 1)) return;
+    }
+  }
+  if (!scene.compares) compare_states(scene);
+}
+
+// The rows that the step appended; the reference goes on with them as bf16 holds them.
+void OpComparison::compare_cache(const Scene& scene, int layer) {
+  Stage& s = *stage_;
+  const int n_blocks = static_cast<int>((scene.context + 63) / 64);
+  for (size_t i = 0; i < scene.rows.size(); ++i)
+    for (int b = scene.positions[i] / 64; b <= (scene.positions[i] + scene.rows[i] - 1) / 64; ++b) {
+      const int block = static_cast<int>(i) * n_blocks + n_blocks - 1 - b;
+      for (const auto which : {Device::Kv::k, Device::Kv::v}) {
+        const auto got = s.metal().read_kv(which, layer, block, backend::kKvBlockTokens);
+        expect_near(s.reference().read_kv(which, layer, block, backend::kKvBlockTokens), got,
+                    std::ldexp(1.0, -8), fmt::format("layers.{} cache, block {}", layer, block));
+        s.reference().write_kv(which, layer, block, backend::kKvBlockTokens, got);
+      }
+    }
+}
+
+// What the ops left in the slots that the step wrote.
+void OpComparison::compare_states(const Scene& scene) {
+  Stage& s = *stage_;
+  for (int layer = 0; layer < s.dims().n_layers; ++layer) {
+    if (s.dims().mixer(layer) != model::Mixer::delta) continue;
+    for (size_t i = 0; i < scene.rows.size(); ++i) {
+      const backend::StateSlot slot{static_cast<int>(3 + i)};
+      expect_near(s.reference().read_delta_state(slot, layer), s.metal().read_delta_state(slot, layer),
+                  std::ldexp(1.0, -12), fmt::format("layers.{} delta state", layer));
+      expect_near(s.reference().read_conv_state(slot, layer), s.metal().read_conv_state(slot, layer), 0,
+                  fmt::format("layers.{} conv state", layer));
+    }
+  }
+}
+
+}  // namespace lily::test

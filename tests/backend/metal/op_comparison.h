@@ -1,0 +1,74 @@
+// Every op of a plan, one at a time, on the emulated GPU and on the reference backend, on the same inputs.
+//
+// Inputs are what the reference has at that point of the step, rounded to the type that the value has on
+// Metal; so what is compared is one op, not a history.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <set>
+#include <string>
+
+#include "tests/backend/metal/rig.h"
+
+namespace lily::test {
+
+struct Scene {
+  const char* name;
+  plan::Phase phase;
+  std::vector<int> positions;  // one a sequence
+  std::vector<int> rows;
+  int64_t context;
+  // The k-th expert of a row, in place of the router's choice.
+  std::function<int(int64_t row, int k)> expert = {};
+  std::function<bool(const plan::Op&)> compares = {};  // the other ops run on the reference alone; empty: all
+};
+
+// Both devices hold the same random state and cache.
+class Stage {
+ public:
+  explicit Stage(const EmulatedOptions& options = {},
+                 const model::Checkpoint& checkpoint = tiny_checkpoint());
+  // Three delta layers and one of attention: of lily-tiny the first half.
+  model::Dims dims() const {
+    model::Dims d = checkpoint_.dims();
+    d.n_layers = 4;
+    return d;
+  }
+  const model::Checkpoint& checkpoint() const { return checkpoint_; }
+  metal::MetalDevice& metal() { return *metal_.device; }
+  backend::Device& reference() { return *reference_; }
+  emulator::EmulatedDevice& gpu() { return *metal_.gpu; }
+
+  // The first slots and blocks: random values that bf16 represents, where the type is bf16. What no step
+  // before has used is NaN on the emulated GPU.
+  void fill_memory(int n_slots, int n_blocks);
+
+ private:
+  const model::Checkpoint& checkpoint_;
+  EmulatedMetal metal_;
+  std::unique_ptr<backend::Device> reference_;
+};
+
+class OpComparison : public testing::Test {
+ protected:
+  // Called by SetUpTestSuite().
+  static void make_stage(const EmulatedOptions& options = {},
+                         const model::Checkpoint& checkpoint = tiny_checkpoint());
+  static void TearDownTestSuite();
+  static Stage& stage() { return *stage_; }
+
+  void compare(const Scene& scene, const plan::Policy& policy, plan::Ending ending = plan::Ending::logits);
+
+ private:
+  void compare_cache(const Scene& scene, int layer);
+  void compare_states(const Scene& scene);
+
+  static inline Stage* stage_ = nullptr;
+};
+
+// Names of the kernels that compare() has run in this process.
+const std::set<std::string>& kernels_compared();
+
+}  // namespace lily::test
