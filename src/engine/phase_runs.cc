@@ -19,7 +19,7 @@ double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-int32_t blocks_of(int64_t n_tokens) {
+int32_t blocks_for(int64_t n_tokens) {
   return static_cast<int32_t>((n_tokens + kKvBlockTokens - 1) / kKvBlockTokens);
 }
 
@@ -44,7 +44,7 @@ class Series {
     if (step_.tokens[0] == backend::kTokenFromSlot) segment.token_in = TokenSlot{position % 2};
     if (choose && limits_.depth > 1) segment.token_out = TokenSlot{(position + n) % 2};
     step_.segments = {segment};
-    step_.block_table.resize(static_cast<size_t>(blocks_of(position + n)));
+    step_.block_table.resize(static_cast<size_t>(blocks_for(position + n)));
     std::iota(step_.block_table.begin(), step_.block_table.end(), 0);
     if (choose) step_.output_rows = {n - 1};
     executor_.submit(step_);

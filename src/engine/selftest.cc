@@ -26,7 +26,7 @@ struct Sequence {
   int position = 0, n_rows = 1;
 };
 
-struct Step {
+struct SelftestStep {
   std::string name;
   Phase phase = Phase::decode;
   std::vector<Sequence> sequences;
@@ -54,8 +54,8 @@ int layer_of(const plan::Plan& plan, const plan::Op& op) {
   return layer;
 }
 
-std::vector<Step> steps_of(const plan::Policy& policy) {
-  std::vector<Step> steps;
+std::vector<SelftestStep> steps_of(const plan::Policy& policy) {
+  std::vector<SelftestStep> steps;
   for (const int context : {1, 31, 32, 33})
     steps.push_back({.name = fmt::format("decode, 1 row at context {}", context),
                      .sequences = {{.position = context - 1}},
@@ -128,7 +128,7 @@ void fill_memory(Device& candidate, Device& reference, const model::Dims& dims, 
   }
 }
 
-DiffReport run_step(Device& candidate, Device& reference, const model::Dims& dims, const Step& step,
+DiffReport run_step(Device& candidate, Device& reference, const model::Dims& dims, const SelftestStep& step,
                     const std::function<void()>& between_ops) {
   std::vector<int32_t> tokens, blocks, output_rows;
   std::vector<backend::Segment> segments;
@@ -203,7 +203,7 @@ std::vector<SelfTestResult> self_test(Device& device, Device& reference, model::
          device.info().backend);
   dims.n_layers = kLayers;
   std::vector<SelfTestResult> results;
-  for (const Step& step : steps_of(device.policy(dims))) {
+  for (const SelftestStep& step : steps_of(device.policy(dims))) {
     const DiffReport report = run_step(device, reference, dims, step, between_ops);
     for (const auto& [op, of_kind] : report.by_op) results.push_back({step.name, op, of_kind});
   }
