@@ -46,7 +46,7 @@ std::map<pid_t, int64_t> times_of(pid_t process) {
 class HeldThread {
  public:
   // The one that has computed for so long since now. Not held: where ptrace is not allowed.
-  explicit HeldThread(pid_t process, int64_t least_ticks = 20) {
+  explicit HeldThread(pid_t process, int64_t least_ticks = 5) {
     const auto before = times_of(process);
     for (int i = 0; i < 3000 && thread_ < 0; ++i) {
       std::this_thread::sleep_for(10ms);
@@ -55,8 +55,12 @@ class HeldThread {
         if (ticks - (at == before.end() ? 0 : at->second) >= least_ticks) thread_ = thread;
       }
     }
-    if (thread_ < 0 || ptrace(PTRACE_SEIZE, thread_, nullptr, nullptr) != 0) {
-      why_not_ = thread_ < 0 ? "no thread computes" : std::strerror(errno);
+    if (thread_ < 0) {
+      ADD_FAILURE() << "no thread computes";
+      return;
+    }
+    if (ptrace(PTRACE_SEIZE, thread_, nullptr, nullptr) != 0) {
+      why_not_ = std::strerror(errno);
       return;
     }
     ptrace(PTRACE_INTERRUPT, thread_, nullptr, nullptr);
@@ -92,10 +96,11 @@ class HeldThread {
   std::string why_not_;
 };
 
-// So many words that reading them takes far longer than it takes to hold the thread that does.
+// So many words that reading them takes far longer than it takes to hold the thread that does, on a busy
+// machine too.
 std::string long_prompt(bool stream) {
   std::string words;
-  for (int i = 0; i < 3000; ++i) words += "river stone house ";
+  for (int i = 0; i < 12000; ++i) words += "river stone house ";
   return Json{{"messages", {{{"role", "user"}, {"content", words}}}}, {"stream", stream}, {"max_tokens", 4}}
       .dump();
 }
@@ -105,7 +110,7 @@ constexpr const char* kQuestion =
 
 // One thread, so that it is the engine's that computes.
 std::vector<std::string> options(std::vector<std::string> more) {
-  more.insert(more.end(), {"--threads", "1", "--ctx", "16384"});
+  more.insert(more.end(), {"--threads", "1", "--ctx", "65536"});
   return more;
 }
 
@@ -150,7 +155,8 @@ TEST(ServeStop, AStepThatNeverReturnsAndNobodyWaitsFor) {
 }
 
 TEST(ServeStop, AHungStepFailsItsRequestAndTheNextOneWorks) {
-  Serve server(options({"--step-timeout", "1"}));
+  // Longer than a step on a busy machine, which would fail before it is held.
+  Serve server(options({"--step-timeout", "5"}));
   Connection hung(server.port());
   hung.post("/v1/chat/completions", long_prompt(false));
   HeldThread held(server.child().pid());
