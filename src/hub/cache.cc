@@ -192,6 +192,7 @@ bool is_whole_model(const fs::path& folder) {
         return fs::is_regular_file(folder / file, error);
       });
     } catch (const Error&) {
+      error.clear();
       // An index that cannot be read says nothing; opening the model will say what is wrong with it.
     }
   }
@@ -229,6 +230,7 @@ std::vector<CachedModel> list_cache(const fs::path& cache) {
         model::read_config(*model.model);
         model.is_supported = true;
       } catch (const Error&) {
+        model.is_supported = false;
         // Another architecture or format: listed as such.
       }
     }
