@@ -130,6 +130,13 @@ class Device {
 
   virtual void copy_state(StateSlot src, StateSlot dst) = 0;
 
+  // True where states and KV blocks take memory from their first use on only, until they are given back. More
+  // of them than there is memory for may be reserved then: whoever hands them out counts those in use.
+  virtual bool gives_back() const { return false; }
+  // Of a slot or block that nobody uses; what it held is lost.
+  virtual void give_back_state(StateSlot) {}
+  virtual void give_back_kv(int32_t /*block*/) {}
+
   // Canonical fp32 layouts, for tests, diff and saved sessions. No step may be in flight.
   virtual std::vector<float> read_delta_state(StateSlot slot, int layer) = 0;  // [value head][dk][dv]
   virtual void write_delta_state(StateSlot slot, int layer, std::span<const float> data) = 0;

@@ -1,6 +1,7 @@
 #include "base/page_block.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstdint>
@@ -39,16 +40,36 @@ PageBlock::PageBlock(size_t n_bytes) {
 }
 
 PageBlock::PageBlock(PageBlock&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    : data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)),
+      has_gaps_(std::exchange(other.has_gaps_, false)) {}
 
 PageBlock& PageBlock::operator=(PageBlock&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
+  std::swap(has_gaps_, other.has_gaps_);
   return *this;
 }
 
 PageBlock::~PageBlock() {
   if (data_) ::munmap(data_, size_);
+}
+
+void PageBlock::give_back(size_t at, size_t n_bytes) {
+  LILY_CHECK(at <= size_ && n_bytes <= size_ - at, "{} bytes at {} of {}", n_bytes, at, size_);
+  const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  const size_t first = (at + page - 1) / page * page, end = (at + n_bytes) / page * page;
+  if (first >= end) return;
+#if defined(__linux__)
+  // Or the system would fill the gaps again by making huge pages of what is left.
+  if (!has_gaps_) ::madvise(data_, size_, MADV_NOHUGEPAGE);
+  ::madvise(data_ + first, end - first, MADV_DONTNEED);
+#else
+  // A hint would be followed only when memory is short, and counted as ours until then. Where it fails, the
+  // old pages stay.
+  ::mmap(data_ + first, end - first, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON | MAP_FIXED, -1, 0);
+#endif
+  has_gaps_ = true;
 }
 
 }  // namespace lily

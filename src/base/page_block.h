@@ -18,6 +18,9 @@ class PageBlock {
   PageBlock& operator=(const PageBlock&) = delete;
   ~PageBlock();
 
+  // The whole pages among these bytes go back to the system; they are zero when they are read again.
+  void give_back(size_t at, size_t n_bytes);
+
   std::byte* data() const { return data_; }
   size_t size() const { return size_; }  // a multiple of kAlignment
 
@@ -27,6 +30,7 @@ class PageBlock {
  private:
   std::byte* data_ = nullptr;
   size_t size_ = 0;
+  bool has_gaps_ = false;  // something was given back
 };
 
 }  // namespace lily

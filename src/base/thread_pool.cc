@@ -77,11 +77,18 @@ ThreadPool::ThreadPool(int n_threads)
     : n_threads_(n_threads),
       n_spins_(n_threads <= static_cast<int>(std::thread::hardware_concurrency()) ? kSpins : 0) {
   LILY_CHECK(n_threads >= 1, "n_threads {}", n_threads);
-  for (int thread = 1; thread < n_threads; ++thread)
-    threads_.emplace_back([this, thread] { worker(thread); });
+  try {
+    for (int thread = 1; thread < n_threads; ++thread)
+      threads_.emplace_back([this, thread] { worker(thread); });
+  } catch (...) {  // the destructor does not run, and those that were started must not outlive this
+    end();
+    throw;
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { end(); }
+
+void ThreadPool::end() {
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;

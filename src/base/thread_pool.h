@@ -38,6 +38,7 @@ class ThreadPool {
  private:
   void worker(int thread);
   void call(int thread);
+  void end();
 
   const int n_threads_;
   const int n_spins_;  // before a thread that waits goes to sleep

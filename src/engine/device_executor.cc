@@ -24,6 +24,9 @@ constexpr int64_t kCacheShare = 4;
 // Memory that no context needs buys more states for the cache than were asked for: up to so many times as
 // many, for one part in kCacheShare of it.
 constexpr int kMostStatesOfOnesAskedFor = 4;
+// Every prompt is compared with all of them.
+constexpr int kMostStatesOfASharedPool = 1024;
+constexpr int64_t kMostBlocks = 1 << 20;
 
 int64_t blocks_of(int64_t n_tokens) { return (n_tokens + kKvBlockTokens - 1) / kKvBlockTokens; }
 
@@ -81,8 +84,11 @@ MemoryPlan plan_memory(const model::Dims& dims, const plan::Policy& policy, int6
   if (wanted == 0)
     wanted = budget > 0 ? dims.max_positions : std::min(dims.max_positions, kContextOfUnknownMemory);
 
-  MemoryPlan plan{
-      .max_sequences = options.max_sequences, .weight_bytes = weight_bytes, .budget_bytes = budget};
+  MemoryPlan plan{.max_sequences = options.max_sequences,
+                  .weight_bytes = weight_bytes,
+                  .program_bytes = options.program_bytes,
+                  .shared_pool = options.shared_pool && budget > 0,
+                  .budget_bytes = budget};
   const int rows = chunk_rows(policy, options, wanted);
   const int needed_states = options.max_sequences * (depth_of(policy) + 1);
   const int64_t slot_bytes = state_slot_bytes(dims, policy);
@@ -91,7 +97,7 @@ MemoryPlan plan_memory(const model::Dims& dims, const plan::Policy& policy, int6
   plan.scratch_bytes = scratch_bytes(dims, policy, rows, wanted);
 
   // What KV can have when every sequence has its states, but the cache none.
-  const int64_t fixed = weight_bytes + plan.scratch_bytes;
+  const int64_t fixed = weight_bytes + plan.scratch_bytes + plan.program_bytes;
   const int64_t for_kv = budget - fixed - needed_states * slot_bytes;
   const auto context_that_fits = [&](int n_sequences) {
     const int64_t left = budget - fixed - int64_t{n_sequences} * (depth_of(policy) + 1) * slot_bytes;
@@ -102,9 +108,10 @@ MemoryPlan plan_memory(const model::Dims& dims, const plan::Policy& policy, int6
     if (context_that_fits(1) < kKvBlockTokens)
       fail(
           Fault::user,
-          "{} of memory are not enough: weights take {}, scratch memory {}, the state of one sequence {}; at "
-          "least {} are needed",
-          gib(budget), gib(weight_bytes), gib(plan.scratch_bytes), gib((depth_of(policy) + 1) * slot_bytes),
+          "{} of memory are not enough: weights take {}, scratch memory {}, the program {}, the state of one "
+          "sequence {}; at least {} are needed",
+          gib(budget), gib(weight_bytes), gib(plan.scratch_bytes), gib(plan.program_bytes),
+          gib((depth_of(policy) + 1) * slot_bytes),
           gib(fixed + (depth_of(policy) + 1) * slot_bytes + block_bytes));
     const int64_t fits = for_kv <= 0 ? 0 : context_that_fits(options.max_sequences);
     if (options.context > 0 ? fits < options.context : fits < kKvBlockTokens) {
@@ -144,6 +151,15 @@ MemoryPlan plan_memory(const model::Dims& dims, const plan::Policy& policy, int6
                .max_rows = chunk_rows(policy, options, plan.context)};
   plan.state_bytes = plan.spec.n_state_slots * slot_bytes;
   plan.kv_bytes = n_blocks * block_bytes;
+  if (plan.shared_pool) {
+    if (options.budget_bytes > 0 && options.n_cached_states > 0)
+      plan.cache_bytes = std::max<int64_t>(0, budget - plan.total_bytes());
+    if (options.n_cached_states > 0)
+      plan.spec.n_state_slots = static_cast<int>(std::clamp<int64_t>(
+          plan.pool_bytes() / slot_bytes, plan.spec.n_state_slots, needed_states + kMostStatesOfASharedPool));
+    plan.spec.n_kv_blocks = static_cast<int>(
+        std::clamp<int64_t>(plan.pool_bytes() / block_bytes, plan.spec.n_kv_blocks, kMostBlocks));
+  }
   return plan;
 }
 
@@ -183,7 +199,10 @@ DeviceExecutor::DeviceExecutor(backend::Device& device, const model::Dims& dims,
              .depth = depth_of(policy),
              .n_state_slots = memory.spec.n_state_slots,
              .n_kv_blocks = memory.spec.n_kv_blocks,
-             .n_token_slots = memory.spec.n_token_slots};
+             .n_token_slots = memory.spec.n_token_slots,
+             .state_bytes = state_slot_bytes(dims, policy),
+             .block_bytes = kv_block_bytes(dims, policy),
+             .pool_bytes = memory.shared_pool ? memory.pool_bytes() : 0};
   device_.reserve(memory.spec, policy_);
 }
 
@@ -191,24 +210,30 @@ backend::Program& DeviceExecutor::program(const plan::Shape& shape) {
   for (const auto& [known, program] : programs_)
     if (known == shape) return *program;
   const plan::Options options{.n_candidates = limits_.n_candidates};
-  programs_.emplace_back(shape, device_.compile(plan::forward(dims_, shape, policy_, options)));
+  auto compiled = device_.compile(plan::forward(dims_, shape, policy_, options));
+  programs_.emplace_back(shape, std::move(compiled));
   return *programs_.back().second;
 }
 
 void DeviceExecutor::submit(const Step& step) {
   LILY_CHECK(static_cast<int>(in_flight_.size()) < limits_.depth, "{} steps in flight", in_flight_.size());
   backend::Program& p = program(shape_class(step, limits_, policy_));
-  const auto begin = std::chrono::steady_clock::now();
-  p.submit({.tokens = step.tokens,
-            .segments = step.segments,
-            .block_table = step.block_table,
-            .output_rows = step.output_rows,
-            .sampling = step.sampling,
-            .n_tokens = limits_.n_tokens});
+  // Before the step is in flight: this may throw.
   in_flight_.push_back({.program = &p,
-                        .begin = begin,
+                        .begin = std::chrono::steady_clock::now(),
                         .n_rows = static_cast<int32_t>(step.tokens.size()),
                         .position = step.segments.front().position});
+  try {
+    p.submit({.tokens = step.tokens,
+              .segments = step.segments,
+              .block_table = step.block_table,
+              .output_rows = step.output_rows,
+              .sampling = step.sampling,
+              .n_tokens = limits_.n_tokens});
+  } catch (...) {
+    in_flight_.pop_back();
+    throw;
+  }
 }
 
 backend::StepOutputs DeviceExecutor::wait() {

@@ -22,6 +22,11 @@ struct MemoryOptions {
   int n_cached_states = 8;   // states of earlier prompts that can be kept; fewer where memory is short, up to
                              // four times as many where it is plentiful
   int max_chunk_rows = 0;    // 0: the policy's
+  // Of a budget that was given, for the program itself, beside what it takes already (LoadedModel).
+  int64_t program_bytes = 0;
+  // The device gives memory back: KV and states have one budget. With a budget that was given, the cache has
+  // all that is left of it.
+  bool shared_pool = false;
 };
 
 // How the memory is divided; `lily serve` prints it before it loads.
@@ -29,9 +34,13 @@ struct MemoryPlan {
   backend::MemorySpec spec;
   int context = 0;
   int max_sequences = 0;
-  int64_t weight_bytes = 0, state_bytes = 0, kv_bytes = 0, scratch_bytes = 0;
+  int64_t weight_bytes = 0, state_bytes = 0, kv_bytes = 0, scratch_bytes = 0, program_bytes = 0;
+  int64_t cache_bytes = 0;  // of a shared pool: what is left for earlier prompts, KV or states
+  bool shared_pool = false;
   int64_t budget_bytes = 0;
-  int64_t total_bytes() const { return weight_bytes + state_bytes + kv_bytes + scratch_bytes; }
+  // KV and states.
+  int64_t pool_bytes() const { return state_bytes + kv_bytes + cache_bytes; }
+  int64_t total_bytes() const { return weight_bytes + scratch_bytes + program_bytes + pool_bytes(); }
 };
 
 // Bytes of one sequence's recurrent state and of one KV block under a policy.
@@ -58,6 +67,8 @@ class DeviceExecutor final : public Executor {
   void submit(const Step& step) override;
   backend::StepOutputs wait() override;
   void copy_kv(int32_t from_block, int32_t to_block, int n_tokens) override;
+  void give_back_state(backend::StateSlot slot) override { device_.give_back_state(slot); }
+  void give_back_kv(int32_t block) override { device_.give_back_kv(block); }
 
   SavedLayout saved_layout() const override;
   std::vector<float> read_state(backend::StateSlot slot, int piece) override;

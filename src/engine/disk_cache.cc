@@ -135,14 +135,14 @@ void DiskCache::scan_if_changed() {
   const fs::file_time_type now = fs::last_write_time(options_.folder, error);
   if (error || scanned_ == now) return;
   entries_.clear();
-  for (fs::directory_iterator it(options_.folder, error), end; !error && it != end; it.increment(error)) {
-    std::string name = it->path().filename().string();
+  scanned_.reset();  // should this fail
+  for_each_name(options_.folder, [&](const char* name) {
     auto entry = parse_name(name, prefix_);
-    if (!entry || ignored_.contains(name)) continue;
+    if (!entry || ignored_.contains(name)) return;
     std::error_code gone;
-    entry->n_bytes = static_cast<int64_t>(fs::file_size(it->path(), gone));
-    if (!gone) entries_.emplace(std::move(name), *entry);
-  }
+    entry->n_bytes = static_cast<int64_t>(fs::file_size(options_.folder / name, gone));
+    if (!gone) entries_.emplace(name, *entry);
+  });
   // One that is so fresh may change again without its time changing.
   const bool is_settled = fs::file_time_type::clock::now() - now > std::chrono::milliseconds(100);
   scanned_ = is_settled ? std::optional(now) : std::nullopt;
@@ -330,10 +330,7 @@ void DiskCache::run() {
       carry_out(command);
     } catch (const std::exception& e) {
       writer_.reset();
-      // A disk that is full stays so for a while: one line, and the next one when something was saved
-      // between.
-      if (std::exchange(last_failure_, e.what()).empty())
-        log(LogLevel::warning, "a session is not saved: {}", e.what());
+      say_failed(e.what());
       const std::lock_guard lock(mutex_);
       ++stats_.n_failed;
     }
@@ -346,6 +343,15 @@ void DiskCache::run() {
     changed_.notify_all();
   }
   writer_.reset();
+}
+
+// A disk that is full stays so for a while: one line, and the next one when something was saved between.
+void DiskCache::say_failed(const char* why) noexcept {
+  try {
+    if (std::exchange(last_failure_, why).empty()) log(LogLevel::warning, "a session is not saved: {}", why);
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch)
+    // No memory for a line about it; the statistics count it.
+  }
 }
 
 void DiskCache::carry_out(Command& command) {
@@ -419,18 +425,15 @@ bool DiskCache::make_room(int64_t n_bytes, bool is_replay) {
   std::vector<Found> files;
   int64_t n_present = n_bytes, n_replay = is_replay ? n_bytes : 0;
   const auto now = fs::file_time_type::clock::now();
-  std::error_code error;
-  for (fs::directory_iterator it(options_.folder, error), end; !error && it != end; it.increment(error)) {
-    const std::string name = it->path().filename().string();
+  for_each_name(options_.folder, [&](const char* name) {
     const auto entry = parse_name(name, "");
-    if (!entry) continue;
+    if (!entry) return;
     std::error_code gone;
-    Found file{.path = it->path(),
-               .n_bytes = std::max<int64_t>(1, static_cast<int64_t>(fs::file_size(it->path(), gone))),
-               .n_tokens = entry->n_tokens,
-               .is_replay = entry->kind == SessionKind::replay};
-    const auto written = gone ? now : fs::last_write_time(it->path(), gone);
-    if (gone) continue;
+    Found file{.path = options_.folder / name, .n_tokens = entry->n_tokens};
+    file.is_replay = entry->kind == SessionKind::replay;
+    file.n_bytes = std::max<int64_t>(1, static_cast<int64_t>(fs::file_size(file.path, gone)));
+    const auto written = gone ? now : fs::last_write_time(file.path, gone);
+    if (gone) return;
     file.age_s = std::chrono::duration<double>(now - written).count();
     {
       const std::lock_guard lock(mutex_);
@@ -439,7 +442,7 @@ bool DiskCache::make_room(int64_t n_bytes, bool is_replay) {
     n_present += file.n_bytes;
     if (file.is_replay) n_replay += file.n_bytes;
     files.push_back(std::move(file));
-  }
+  });
   std::sort(files.begin(), files.end(), [](const Found& a, const Found& b) { return a.worth() < b.worth(); });
   const auto drop = [&](const Found& file) {
     remove(file.path);

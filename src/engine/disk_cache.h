@@ -97,6 +97,7 @@ class DiskCache final : public ReplayStore {
   void scan_if_changed();  // with the lock held
   void push(Command command, int64_t n_bytes);
   void run();
+  void say_failed(const char* why) noexcept;
   void carry_out(Command& command);
   void carry_out_begin(SessionHeader header);
   void published(const SessionHeader& header);

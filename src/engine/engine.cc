@@ -7,8 +7,10 @@
 #include <functional>
 #include <future>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -52,6 +54,16 @@ bool Generation::done() const { return channel_->done(); }
 void Generation::cancel() { channel_->cancel(); }
 
 // ---- The engine's thread and the queue before it
+
+namespace {
+
+constexpr std::string_view kShuttingDown = "the engine is shutting down";
+constexpr const char* kNoMemory =
+    "the machine's memory ran out; ask again, or start with a smaller --memory, --ctx or --parallel";
+// How often memory is looked at while nothing runs.
+constexpr Clock::duration kIdlePressureInterval = std::chrono::seconds(2);
+
+}  // namespace
 
 class Engine::Loop {
  public:
@@ -150,62 +162,94 @@ class Engine::Loop {
     end(pending, "");
     return true;
   }
-  static void end(const Pending& pending, const std::string& why) {
-    Finished event{.finish = Finish::cancelled, .error = why};
+  static void end(const Pending& pending, std::string_view why) {
+    Finished event{.finish = Finish::cancelled, .error = copy_of_error(why)};
     event.usage.prompt_tokens = static_cast<int32_t>(pending.request.prompt.size());
     pending.channel->push(std::move(event));
   }
 
   void run() {
     for (bool idle = false;;) {
-      uint64_t clears = 0;
-      std::optional<Pending> next;
-      std::deque<std::packaged_task<bool()>*> tasks;
-      {
-        std::unique_lock lock(mutex_);
-        if (idle) {
-          const auto woken = [&] {
-            return stopping_ || queue_.size() > 0 || !tasks_.empty() || clears_wanted_ > clears_done_;
-          };
-          if (const auto until = scheduler_.next_save(Clock::now())) wake_.wait_for(lock, *until, woken);
-          else wake_.wait(lock, woken);
-        }
-        tasks.swap(tasks_);
-        if (stopping_ && tasks.empty()) break;
-        clears = clears_wanted_;
-        queue_.remove_if(end_if_cancelled);
-        // One that does not fit yet holds up those that come after it: they could keep it out for ever.
-        const Pending* const first =
-            queue_.next([&](const GenerateRequest& request) { return scheduler_.work_of(request); });
-        if (first != nullptr && scheduler_.can_admit(first->request)) next = queue_.take_next();
-      }
-      for (std::packaged_task<bool()>* const task : tasks) (*task)();
-      const bool admitted = next.has_value();
-      const std::shared_ptr<EventChannel> channel = admitted ? next->channel : nullptr;
+      uint64_t clears = clears_done_;
       try {
+        if (!await_work(idle, clears)) break;
+        for (std::packaged_task<bool()>* const task : tasks_taken_) (*task)();
+        tasks_taken_.clear();
         if (clears > clears_done_) scheduler_.clear_cache();
-        if (next) scheduler_.admit(std::move(*next));
+        const bool admitted = next_.has_value();
+        if (admitted) scheduler_.admit(std::move(*next_));
+        next_.reset();
+        next_channel_.reset();
         idle = !scheduler_.advance() && !admitted;
       } catch (const std::exception& e) {
-        // Memory of the host ran out, or the like: what runs cannot be trusted to go on.
-        log(LogLevel::error, "engine: {}; all running requests end", e.what());
-        const auto* const error = dynamic_cast<const Error*>(&e);
-        const Fault fault = error != nullptr ? error->fault() : Fault::device;
-        scheduler_.cancel_all(Finish::error, fault, e.what());
-        // One that failed before it ran; the others have had their last event, and this is dropped.
-        if (channel) channel->push(Finished{.finish = Finish::error, .fault = fault, .error = e.what()});
+        end_all(e);
+        idle = false;
       }
       publish(clears);
     }
-    scheduler_.cancel_all(Finish::cancelled, Fault::device, "the engine is shutting down");
+    scheduler_.cancel_all(Finish::cancelled, Fault::device, kShuttingDown);
     {
       const std::lock_guard lock(mutex_);
       queue_.remove_if(
-          [](const Pending& pending) { return end(pending, "the engine is shutting down"), true; });
+          [](const Pending& pending) { return end(pending, kShuttingDown), true; });
       stopped_ = true;
       has_stopped_.notify_all();
     }
-    scheduler_.save_all();
+    try {
+      scheduler_.save_all();
+    } catch (const std::exception& e) {
+      log_safely("not everything is saved", e.what());
+    }
+  }
+
+  // Until there is something to do. False: the end.
+  bool await_work(bool idle, uint64_t& clears) {
+    std::unique_lock lock(mutex_);
+    if (idle) {
+      const auto woken = [&] {
+        return stopping_ || queue_.size() > 0 || !tasks_.empty() || clears_wanted_ > clears_done_;
+      };
+      std::optional<Clock::duration> until = scheduler_.next_save(Clock::now());
+      if (scheduler_.watches_memory() && options_.available_memory)
+        until = std::min(until.value_or(kIdlePressureInterval), kIdlePressureInterval);
+      if (until) wake_.wait_for(lock, *until, woken);
+      else wake_.wait(lock, woken);
+    }
+    tasks_taken_.swap(tasks_);
+    if (stopping_ && tasks_taken_.empty()) return false;
+    clears = clears_wanted_;
+    queue_.remove_if(end_if_cancelled);
+    // One that does not fit yet holds up those that come after it: they could keep it out for ever.
+    const Pending* const first =
+        queue_.next([&](const GenerateRequest& request) { return scheduler_.work_of(request); });
+    if (first != nullptr && scheduler_.can_admit(first->request)) {
+      next_ = queue_.take_next();
+      next_channel_ = next_->channel;
+    }
+    return true;
+  }
+
+  // Memory of the host ran out, or the like: what runs cannot be trusted to go on.
+  void end_all(const std::exception& e) noexcept {
+    const auto* const error = dynamic_cast<const Error*>(&e);
+    const bool no_memory = dynamic_cast<const std::bad_alloc*>(&e) != nullptr;
+    const Fault fault = error != nullptr ? error->fault() : Fault::device;
+    const char* const what = no_memory ? kNoMemory : e.what();
+    log_safely("all running requests end", what);
+    scheduler_.cancel_all(Finish::error, fault, what);
+    // One that failed before it ran; the others have had their last event, and this is dropped.
+    if (next_channel_)
+      next_channel_->push(Finished{.finish = Finish::error, .fault = fault, .error = copy_of_error(what)});
+    next_.reset();
+    next_channel_.reset();
+  }
+
+  static void log_safely(std::string_view event, const char* why) noexcept {
+    try {
+      log(LogLevel::error, "engine: {}; {}", why, event);
+    } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch)
+      // No memory for a line about the lack of memory; clients are told.
+    }
   }
 
   void publish(uint64_t clears) {
@@ -219,12 +263,16 @@ class Engine::Loop {
   const EngineOptions options_;
   const std::unique_ptr<Executor> executor_;
   const Limits limits_;
-  Scheduler scheduler_;  // the engine's thread only
+  // The engine's thread only.
+  Scheduler scheduler_;
+  std::optional<Pending> next_;  // is being admitted
+  std::shared_ptr<EventChannel> next_channel_;
+  std::vector<std::packaged_task<bool()>*> tasks_taken_;
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable wake_, cleared_, has_stopped_;
   RequestQueue queue_;
-  std::deque<std::packaged_task<bool()>*> tasks_;  // their callers wait
+  std::vector<std::packaged_task<bool()>*> tasks_;  // their callers wait
   EngineStats stats_;
   uint64_t clears_wanted_ = 0, clears_done_ = 0;
   bool stopping_ = false, stopped_ = false;

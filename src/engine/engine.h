@@ -18,6 +18,7 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -63,6 +64,11 @@ struct EngineOptions {
   // Tokens of a prompt after which another state is kept, at the end of a chunk; 0: never. One that turns out
   // to be of little use is the first to go.
   int state_interval = 4096;
+  // What other programs could have of the machine's memory, -1 where it is not known. If it is less than
+  // least_available_bytes, the cache gives memory back, as far as the device can (Limits::pool_bytes). Empty:
+  // never. Called from the engine's thread, a few times a second.
+  std::function<int64_t()> available_memory;
+  int64_t least_available_bytes = int64_t{1} << 30;
 };
 
 struct EngineStats {
@@ -78,6 +84,8 @@ struct EngineStats {
   int64_t cache_disk_hits = 0;          // saved states that were brought back
   int n_free_blocks = 0, n_blocks = 0;  // KV
   int n_free_states = 0, n_states = 0;
+  int64_t resident_bytes = 0, pool_bytes = 0;  // of states and blocks, where these have one budget
+  int64_t given_back_bytes = 0;                // since the start, because the machine's memory was short
 
   double cached_share() const {
     return prompt_tokens > 0 ? static_cast<double>(cached_tokens) / static_cast<double>(prompt_tokens) : 0;

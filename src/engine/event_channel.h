@@ -33,8 +33,10 @@ class EventChannel {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Event> events_;
-  bool ended_ = false;  // Finished has been pushed; what comes later is dropped
-  bool done_ = false;   // Finished has been read
+  // Has a place of its own, so that it arrives where the memory for another event is not to be had. What
+  // comes later is dropped.
+  std::optional<Finished> end_;
+  bool done_ = false;  // Finished has been read
   std::atomic<bool> cancelled_{false};
 };
 

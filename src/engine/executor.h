@@ -27,6 +27,12 @@ struct Limits {
   int n_state_slots = 0;
   int n_kv_blocks = 0;  // of backend::kKvBlockTokens tokens
   int n_token_slots = 0;
+
+  // Bytes of a state and of a KV block; what a state in the cache costs, and its blocks.
+  int64_t state_bytes = 1, block_bytes = 0;
+  // What states and blocks may take together where that is less than all of them, and give_back_* works; 0:
+  // each has its own place.
+  int64_t pool_bytes = 0;
 };
 
 struct Step {
@@ -78,6 +84,10 @@ class Executor {
 
   // Copies K and V of the first n_tokens positions of a block, in all layers. No step may be in flight.
   virtual void copy_kv(int32_t from_block, int32_t to_block, int n_tokens) = 0;
+
+  // Memory of a slot or a block that nobody uses goes back to the system (Limits::pool_bytes).
+  virtual void give_back_state(backend::StateSlot) {}
+  virtual void give_back_kv(int32_t /*block*/) {}
 
   // For saved sessions; no step may be in flight. KV is that of the first n_tokens positions of a block.
   virtual SavedLayout saved_layout() const = 0;

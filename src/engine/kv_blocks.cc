@@ -54,6 +54,7 @@ void KvBlock::reset() {
   if (--state.holds > 0) return;
   state = {};
   pool->free_.push_back(id_);
+  ++pool->n_kept_;
 }
 
 KvBlockPool::KvBlockPool(int n) : blocks_(static_cast<size_t>(n)) {
@@ -68,8 +69,14 @@ std::optional<KvBlock> KvBlockPool::take() {
   if (free_.empty()) return std::nullopt;
   const int32_t id = free_.back();
   free_.pop_back();
+  n_kept_ = std::max(0, n_kept_ - 1);
   state(id) = {.holds = 1, .relied = 0, .has_writer = true};
   return KvBlock(this, id, true);
+}
+
+std::optional<int32_t> KvBlockPool::give_back() {
+  if (n_kept_ == 0) return std::nullopt;
+  return free_[free_.size() - static_cast<size_t>(n_kept_--)];
 }
 
 void KvBlockPool::check_integrity() const {

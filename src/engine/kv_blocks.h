@@ -52,6 +52,10 @@ class KvBlockPool {
   std::optional<KvBlock> take();
   int n_free() const { return static_cast<int>(free_.size()); }
   int n_total() const { return static_cast<int>(blocks_.size()); }
+  // As in SlotPool.
+  int n_kept() const { return n_kept_; }
+  int n_resident() const { return n_total() - n_free() + n_kept_; }
+  std::optional<int32_t> give_back();
   void check_integrity() const;
 
  private:
@@ -64,7 +68,8 @@ class KvBlockPool {
   State& state(int32_t id) { return blocks_[static_cast<size_t>(id)]; }
 
   std::vector<State> blocks_;
-  std::vector<int32_t> free_;
+  std::vector<int32_t> free_;  // the last n_kept_ are resident
+  int n_kept_ = 0;
 };
 
 }  // namespace lily::engine

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "base/memory_limit.h"
 
 namespace lily::engine {
 namespace {
@@ -66,8 +67,14 @@ LoadedModel::LoadedModel(const model::Checkpoint& checkpoint, int32_t n_tokens, 
     fail(Fault::model,
          "the tokenizer has {} tokens and the model's vocabulary {} rows; they do not belong together",
          n_tokens, checkpoint.dims().vocab);
+  MemoryOptions memory = options.memory;
+  memory.shared_pool = memory.shared_pool && device_->gives_back();
+  // A device that does not say how to give memory back has its own, or leaves room for the program itself. So
+  // does the budget that is the machine's.
+  memory.program_bytes =
+      memory.shared_pool && memory.budget_bytes > 0 ? memory.program_bytes + resident_memory() : 0;
   memory_ = plan_memory(checkpoint.dims(), policy_, device_->info().memory_bytes,
-                        checkpoint.report().text_bytes, options.memory);
+                        checkpoint.report().text_bytes, memory);
 }
 
 void LoadedModel::load(const backend::Progress& progress) { device_->load(checkpoint_, progress); }

@@ -17,13 +17,10 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "engine/kv_blocks.h"
+#include "engine/memory_pool.h"
 #include "engine/request.h"
-#include "engine/slots.h"
 
 namespace lily::engine {
-
-using StateHold = Slot<backend::StateSlot>;
 
 struct Snapshot {
   // The first three move on with a conversation, the others stay where they are.
@@ -37,6 +34,10 @@ struct Snapshot {
 
 class PrefixCache {
  public:
+  // Bytes of a state and of a block (Limits).
+  explicit PrefixCache(int64_t state_bytes = 1, int64_t block_bytes = 0)
+      : state_bytes_(state_bytes), block_bytes_(block_bytes) {}
+
   // The longest snapshot of at most max_tokens tokens that the prompt begins with, or nullptr; it counts as
   // used. Valid until the next insert or evict.
   const Snapshot* find(std::span<const int32_t> prompt, int64_t max_tokens);
@@ -54,9 +55,10 @@ class PrefixCache {
   // Replaces snapshots of the same session and kind that it goes on from, if the kind moves on. A request of
   // the same session that begins otherwise (a title, an edit) replaces nothing.
   void insert(Snapshot snapshot);
-  // Drops one snapshot; false if there is none. One that gives back what is wanted, if any does: others hold
-  // the state or the blocks of a snapshot too, and its loss would gain nothing.
-  enum class Wanted : uint8_t { state, block };
+  // Drops the snapshot that saves the least work for each byte it gives back; false if there is none. One
+  // that gives back what is wanted, if any does: others hold the state or the blocks of a snapshot too, and
+  // its loss would gain nothing.
+  enum class Wanted : uint8_t { state, block, memory };
   bool evict(Wanted wanted = Wanted::state);
   void clear();
   int size() const { return static_cast<int>(entries_.size()); }
@@ -66,20 +68,28 @@ class PrefixCache {
   struct Entry {
     Snapshot snapshot;
     int64_t n_before = 0;  // tokens of the longest other snapshot that it begins with
-    int64_t age = 0;       // age_ when it was last used
+    double age = 0;        // age_ when it was last used
     int64_t last_use = 0;  // n_uses_ then
     int64_t n_tokens() const { return static_cast<int64_t>(snapshot.tokens.size()); }
-    int64_t worth() const { return age + n_tokens() - n_before; }
   };
   using Entries = std::list<Entry>;
 
   void use(Entries::iterator entry);
   Entries::iterator erase(Entries::iterator entry);
   bool pinned(const Entry& entry) const;
-  static bool gives_back(const Snapshot& snapshot, Wanted wanted);
+  // Memory that nobody else holds: a state (0 or 1) and blocks.
+  struct Gain {
+    int64_t n_states = 0, n_blocks = 0;
+    bool has(Wanted wanted) const;
+  };
+  static Gain gain(const Snapshot& snapshot);
+  // The work that this snapshot saves beyond the one before it, for each byte of `gain`, and its age.
+  double worth(const Entry& entry, const Gain& gain) const;
 
+  const int64_t state_bytes_, block_bytes_;
   Entries entries_;  // most recently used first
-  int64_t age_ = 0, n_uses_ = 0, n_evictions_ = 0;
+  double age_ = 0;
+  int64_t n_uses_ = 0, n_evictions_ = 0;
 
   // Where prompts have parted, newest first. Hashes may collide: a state is kept for nothing then.
   struct Parting {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/log.h"
 
 namespace lily::engine {
 
@@ -16,6 +17,8 @@ namespace {
 constexpr int32_t kLeastTokensBetweenStates = 64;
 // Nobody knows how long an answer becomes; what it may be at most says little above this.
 constexpr int32_t kUsualAnswerTokens = 1024;
+// How often the machine's memory is looked at.
+constexpr auto kPressureInterval = std::chrono::milliseconds(500);
 
 }  // namespace
 
@@ -23,13 +26,13 @@ Scheduler::Scheduler(Executor& executor, const EngineOptions& options, DiskCache
     : executor_(executor),
       limits_(executor.limits()),
       options_(options),
-      states_(limits_.n_state_slots),
+      pool_(executor),
       tokens_(limits_.n_token_slots),
-      blocks_(limits_.n_kv_blocks),
+      cache_(limits_.state_bytes, limits_.block_bytes),
       disk_(disk) {
   if (disk_ != nullptr) saver_.emplace(executor_, *disk_);
-  LILY_CHECK(blocks_needed(limits_.max_context) <= limits_.n_kv_blocks, "{} blocks for a context of {}",
-             limits_.n_kv_blocks, limits_.max_context);
+  LILY_CHECK(pool_.fits(limits_.depth + 1, blocks_needed(limits_.max_context)),
+             "{} blocks for a context of {}", limits_.n_kv_blocks, limits_.max_context);
   LILY_CHECK(limits_.n_state_slots > limits_.depth, "{} state slots", limits_.n_state_slots);
   LILY_CHECK(limits_.depth == 1 || limits_.n_token_slots >= 2, "{} token slots", limits_.n_token_slots);
   LILY_CHECK(options.max_sequences > 0, "max_sequences {}", options.max_sequences);
@@ -52,13 +55,12 @@ int64_t Scheduler::work_of(const GenerateRequest& request) const {
 bool Scheduler::can_admit(const GenerateRequest& request) const {
   const auto n_running = static_cast<int64_t>(running_.size());
   if (n_running >= options_.max_sequences) return false;
-  // One state that stands, and one that each step in flight writes.
-  if ((n_running + 1) * (limits_.depth + 1) > limits_.n_state_slots) return false;
   if (limits_.depth > 1 && (n_running + 1) * 2 > limits_.n_token_slots) return false;
   const int64_t n_tokens = request.max_tokens > 0
                                ? static_cast<int64_t>(request.prompt.size()) + request.max_tokens
                                : limits_.max_context;
-  return n_promised_blocks_ + blocks_needed(n_tokens) <= limits_.n_kv_blocks;
+  // One state that stands, and one that each step in flight writes.
+  return pool_.fits((n_running + 1) * (limits_.depth + 1), n_promised_blocks_ + blocks_needed(n_tokens));
 }
 
 void Scheduler::admit(Pending pending) {
@@ -100,8 +102,8 @@ void Scheduler::reuse_cached(Sequence& s) {
   if (in_last_block != 0 && !blocks.back().make_writable(in_last_block)) {
     while (!flights_.empty()) complete_one();
     // With the block it is copied from, this is one more than the sequence was promised: there may be none.
-    std::optional<KvBlock> copy = blocks_.take();
-    while (!copy && make_memory(PrefixCache::Wanted::block)) copy = blocks_.take();
+    std::optional<KvBlock> copy = pool_.take_block();
+    while (!copy && make_room_for_block()) copy = pool_.take_block();
     if (!copy) {
       ++totals_.cache_misses;
       return;
@@ -137,18 +139,49 @@ bool Scheduler::make_memory(PrefixCache::Wanted wanted) {
   return cache_.evict(wanted) || (saver_ && saver_->give_up());
 }
 
+bool Scheduler::make_room_for_block() {
+  return make_memory(pool_.all_blocks_held() ? PrefixCache::Wanted::block : PrefixCache::Wanted::memory);
+}
+
 KvBlock Scheduler::take_block() {
   for (;;) {
-    if (auto block = blocks_.take()) return std::move(*block);
-    LILY_CHECK(make_memory(PrefixCache::Wanted::block), "promised KV blocks are missing");
+    if (auto block = pool_.take_block()) return std::move(*block);
+    if (make_room_for_block()) continue;
+    // What was promised is had, however short the machine's memory is.
+    LILY_CHECK(pool_.is_shrunk(), "promised KV blocks are missing");
+    pool_.grow_back();
   }
 }
 
 StateHold Scheduler::take_state() {
   for (;;) {
-    if (auto state = states_.take()) return std::move(*state);
-    LILY_CHECK(make_memory(PrefixCache::Wanted::state), "promised state slots are missing");
+    if (auto state = pool_.take_state()) return std::move(*state);
+    if (make_memory(pool_.all_states_held() ? PrefixCache::Wanted::state : PrefixCache::Wanted::memory))
+      continue;
+    LILY_CHECK(pool_.is_shrunk(), "promised state slots are missing");
+    pool_.grow_back();
   }
+}
+
+void Scheduler::relieve_pressure(Clock::time_point now) {
+  if (!pool_.gives_back() || !options_.available_memory || now < pressure_seen_ + kPressureInterval) return;
+  pressure_seen_ = now;
+  const int64_t available = options_.available_memory();
+  if (available < 0) return;
+  if (available >= 2 * options_.least_available_bytes) return pool_.grow_back();
+  const int64_t missing = options_.least_available_bytes - available;
+  if (missing <= 0) return;
+  const int64_t before = pool_.resident_bytes(), n_evicted = cache_.n_evictions();
+  while (!pool_.shrink_to(before - missing) && make_memory(PrefixCache::Wanted::memory)) {
+  }
+  const int64_t given_back = before - pool_.resident_bytes();
+  totals_.given_back_bytes += given_back;
+  if (given_back > 0)
+    log(LogLevel::notice,
+        "memory is short: {} MB are available, {} MB are to be; the cache gives back {} MB, {} states among "
+        "it",
+        available >> 20, options_.least_available_bytes >> 20, given_back >> 20,
+        cache_.n_evictions() - n_evicted);
 }
 
 // ---- Saved sessions
@@ -207,8 +240,7 @@ bool Scheduler::save(std::span<const int32_t> tokens, const std::filesystem::pat
 bool Scheduler::load(SessionReader& reader) {
   const auto n_needed = n_promised_blocks_ + blocks_needed(std::ssize(reader.header().tokens));
   const auto n_running = static_cast<int64_t>(running_.size());
-  if (n_needed > limits_.n_kv_blocks || n_running * (limits_.depth + 1) >= limits_.n_state_slots)
-    return false;
+  if (!pool_.fits(n_running * (limits_.depth + 1) + 1, n_needed)) return false;
   if (cache_.contains(reader.header().tokens)) return true;
   while (!flights_.empty()) complete_one();
   cache_.insert(restore(reader, executor_, [this] { return take_state(); }, [this] { return take_block(); }));
@@ -225,6 +257,7 @@ void Scheduler::clear_cache() {
 // ---- Steps
 
 bool Scheduler::advance() {
+  relieve_pressure(Clock::now());
   drop_cancelled();
   release_finished();
   const bool saved = save_a_piece();
@@ -333,16 +366,19 @@ bool Scheduler::submit(Flight flight) {
   step_.ending = flight.ending;
   if (flight.ending != plan::Ending::sampled) step_.sampling.clear();
   ++totals_.n_steps;
+  flights_.push_back(std::move(flight));  // before the step is in flight: this may throw
   try {
     executor_.submit(step_);
   } catch (const Error& e) {
-    for (Part& part : flight.parts) {
+    for (Part& part : flights_.back().parts) {
       --part.sequence->in_flight;
       end_failed(*part.sequence, e.fault(), e.what());
     }
-    return true;
+    flights_.pop_back();
+  } catch (...) {
+    flights_.pop_back();
+    throw;
   }
-  flights_.push_back(std::move(flight));
   return true;
 }
 
@@ -470,7 +506,7 @@ void Scheduler::end(Sequence& s, Finish how, int32_t stop_id) {
   s.finish(how, stop_id);
 }
 
-void Scheduler::end_failed(Sequence& s, Fault fault, const std::string& error) {
+void Scheduler::end_failed(Sequence& s, Fault fault, std::string_view error) {
   if (s.finished) return;
   ++totals_.n_failed;
   s.finish(Finish::error, -1, fault, error);
@@ -509,7 +545,7 @@ void Scheduler::release_finished() {
   });
 }
 
-void Scheduler::cancel_all(Finish how, Fault fault, const std::string& why) {
+void Scheduler::cancel_all(Finish how, Fault fault, std::string_view why) noexcept {
   for (const auto& s : running_) {
     if (how == Finish::error) end_failed(*s, fault, why);
     else s->finish(how, -1, fault, why);
@@ -532,24 +568,29 @@ void Scheduler::report(EngineStats& stats) const {
   stats.n_running = n_running();
   stats.n_cached_states = cache_.size();
   stats.cache_evictions = cache_.n_evictions();
-  stats.n_free_blocks = blocks_.n_free();
-  stats.n_blocks = blocks_.n_total();
-  stats.n_free_states = states_.n_free();
-  stats.n_states = states_.n_total();
+  stats.n_free_blocks = pool_.blocks().n_free();
+  stats.n_blocks = pool_.blocks().n_total();
+  stats.n_free_states = pool_.states().n_free();
+  stats.n_states = pool_.states().n_total();
+  stats.resident_bytes = pool_.resident_bytes();
+  stats.pool_bytes = pool_.pool_bytes();
 }
 
 void Scheduler::check_integrity() const {
-  states_.check_integrity();
+  pool_.states().check_integrity();
   tokens_.check_integrity();
-  blocks_.check_integrity();
+  pool_.blocks().check_integrity();
+  LILY_CHECK(!pool_.gives_back() || pool_.resident_bytes() <= pool_.pool_bytes(), "{} bytes of {}",
+             pool_.resident_bytes(), pool_.pool_bytes());
   if (!running_.empty()) return;
   LILY_CHECK(flights_.empty() && n_promised_blocks_ == 0, "{} steps, {} blocks promised to nobody",
              flights_.size(), n_promised_blocks_);
   LILY_CHECK(tokens_.n_free() == tokens_.n_total(), "token slots held by nobody");
   if (cache_.size() == 0 && !(saver_ && saver_->is_copying()))
-    LILY_CHECK(states_.n_free() == states_.n_total() && blocks_.n_free() == blocks_.n_total(),
-               "{} of {} states and {} of {} blocks free with an empty cache", states_.n_free(),
-               states_.n_total(), blocks_.n_free(), blocks_.n_total());
+    LILY_CHECK(
+        pool_.states().n_free() == limits_.n_state_slots && pool_.blocks().n_free() == limits_.n_kv_blocks,
+        "{} of {} states and {} of {} blocks free with an empty cache", pool_.states().n_free(),
+        limits_.n_state_slots, pool_.blocks().n_free(), limits_.n_kv_blocks);
 }
 
 }  // namespace lily::engine

@@ -9,7 +9,7 @@
 // - A sequence is admitted if it can be finished: the KV blocks for all its tokens and its state slots are
 // promised
 //   before it starts. What nobody has been promised is the prefix cache's, which gives up what
-//   saves the least work.
+//   saves the least work for its bytes; where the machine's memory runs short, it gives up more.
 // - A step that fails ends the requests of that step, and no others.
 #pragma once
 
@@ -19,11 +19,11 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/engine.h"
-#include "engine/kv_blocks.h"
+#include "engine/memory_pool.h"
 #include "engine/prefix_cache.h"
 #include "engine/sequence.h"
 #include "engine/snapshot_saver.h"
@@ -45,8 +45,13 @@ class Scheduler {
   // if there was nothing to do.
   bool advance();
   // Ends everything that runs: Finish::cancelled, or Finish::error with this fault.
-  void cancel_all(Finish how, Fault fault, const std::string& why);
+  void cancel_all(Finish how, Fault fault, std::string_view why) noexcept;
   void clear_cache();
+
+  // Looks after the machine's memory, at most every kPressureInterval; advance() does it too.
+  void relieve_pressure(Clock::time_point now);
+  // It has to be called although nothing runs.
+  bool watches_memory() const { return pool_.gives_back() && cache_.size() > 0; }
 
   // When advance() has something to save although nothing runs; nothing: not before the next request.
   std::optional<Clock::duration> next_save(Clock::time_point now) const;
@@ -96,9 +101,10 @@ class Scheduler {
   void fetch_saved(Sequence& sequence);
   bool save_a_piece();
   bool make_memory(PrefixCache::Wanted wanted);
+  bool make_room_for_block();
   void remember(Sequence& sequence, Snapshot::Kind kind);
   void end(Sequence& sequence, Finish how, int32_t stop_id = -1);
-  void end_failed(Sequence& sequence, Fault fault, const std::string& error);
+  void end_failed(Sequence& sequence, Fault fault, std::string_view error);
   void drop_cancelled();
   void release_finished();
   KvBlock take_block();
@@ -110,9 +116,8 @@ class Scheduler {
   const EngineOptions options_;
 
   // Pools outlive what holds their slots.
-  SlotPool<backend::StateSlot> states_;
+  MemoryPool pool_;
   SlotPool<backend::TokenSlot> tokens_;
-  KvBlockPool blocks_;
   PrefixCache cache_;
   DiskCache* const disk_;
   std::optional<SnapshotSaver> saver_;  // with disk_
@@ -122,6 +127,7 @@ class Scheduler {
   bool prompt_was_last_ = false;
   size_t prompt_turn_ = 0, decode_turn_ = 0;  // where the round robin goes on
   int64_t n_promised_blocks_ = 0;
+  Clock::time_point pressure_seen_{};
   EngineStats totals_;
 };
 

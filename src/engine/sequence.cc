@@ -1,6 +1,7 @@
 #include "engine/sequence.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 namespace lily::engine {
@@ -53,12 +54,12 @@ void Sequence::choose_chooser() {
   rewind();
 }
 
-void Sequence::finish(Finish how, int32_t stop_id, Fault fault, std::string error) {
+void Sequence::finish(Finish how, int32_t stop_id, Fault fault, std::string_view error) {
   if (finished) return;
   finished = true;
   const Clock::time_point now = Clock::now();
   const bool wrote = n_generated() > 0;
-  Finished event{.finish = how, .stop_id = stop_id, .fault = fault, .error = std::move(error)};
+  Finished event{.finish = how, .stop_id = stop_id, .fault = fault, .error = copy_of_error(error)};
   event.usage = {.prompt_tokens = n_prompt,
                  .cached_tokens = n_cached,
                  .completion_tokens = n_generated(),
@@ -70,6 +71,14 @@ void Sequence::finish(Finish how, int32_t stop_id, Fault fault, std::string erro
   if (request.constraint != nullptr) event.detail = request.constraint->detail();
   event.miss = std::move(miss);
   channel->push(std::move(event));
+}
+
+std::string copy_of_error(std::string_view text) noexcept {
+  try {
+    return std::string(text);
+  } catch (const std::bad_alloc&) {
+    return "out of memory";  // so short that it is kept in the string itself
+  }
 }
 
 }  // namespace lily::engine

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/event_channel.h"
@@ -77,7 +79,10 @@ struct Sequence {
   // where the constraint wants a say in it, it is computed again.
   void choose_chooser();
 
-  void finish(Finish how, int32_t stop_id = -1, Fault fault = Fault::device, std::string error = {});
+  void finish(Finish how, int32_t stop_id = -1, Fault fault = Fault::device, std::string_view error = {});
 };
+
+// A copy, or "out of memory" where there is none for it: the last word to a client must not fail.
+std::string copy_of_error(std::string_view text) noexcept;
 
 }  // namespace lily::engine

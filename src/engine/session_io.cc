@@ -1,12 +1,15 @@
 #include "engine/session_io.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <memory>
 #include <random>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -110,16 +113,25 @@ void SessionWriter::publish() {
   }
 }
 
+void for_each_name(const fs::path& folder, const std::function<void(const char*)>& visit) {
+  struct Close {
+    void operator()(DIR* dir) const { ::closedir(dir); }
+  };
+  const std::unique_ptr<DIR, Close> dir(::opendir(folder.c_str()));
+  if (!dir) return;
+  while (const dirent* const entry = ::readdir(dir.get())) visit(entry->d_name);
+}
+
 void remove_left_over(const fs::path& folder) {
-  std::error_code ignored;
-  for (fs::directory_iterator it(folder, ignored), end; !ignored && it != end; it.increment(ignored)) {
-    const std::string name = it->path().filename().string();
-    if (!name.starts_with('.') || !name.ends_with(kAsideSuffix)) continue;
-    const int fd = ::open(it->path().c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    if (fd < 0) continue;
-    if (::flock(fd, LOCK_EX | LOCK_NB) == 0) ::unlink(it->path().c_str());
+  for_each_name(folder, [&](const char* entry) {
+    const std::string_view name = entry;
+    if (!name.starts_with('.') || !name.ends_with(kAsideSuffix)) return;
+    const fs::path path = folder / name;
+    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0) return;
+    if (::flock(fd, LOCK_EX | LOCK_NB) == 0) ::unlink(path.c_str());
     ::close(fd);
-  }
+  });
 }
 
 }  // namespace lily::engine

@@ -2,6 +2,7 @@
 // hold at the same time, and token slots. Engine thread only.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <utility>
@@ -62,11 +63,20 @@ class SlotPool {
     if (free_.empty()) return std::nullopt;
     const int32_t index = free_.back();
     free_.pop_back();
+    n_kept_ = std::max(0, n_kept_ - 1);
     holds_[static_cast<size_t>(index)] = 1;
     return Slot<Id>(this, index);
   }
   int n_free() const { return static_cast<int>(free_.size()); }
   int n_total() const { return static_cast<int>(holds_.size()); }
+  // Free ones that were in use since their memory was given back last. They are handed out first.
+  int n_kept() const { return n_kept_; }
+  int n_resident() const { return n_total() - n_free() + n_kept_; }
+  // One of these whose memory is given back now: the one free for the longest time.
+  std::optional<Id> give_back() {
+    if (n_kept_ == 0) return std::nullopt;
+    return Id{free_[free_.size() - static_cast<size_t>(n_kept_--)]};
+  }
 
   // Every slot is either free once or held.
   void check_integrity() const {
@@ -80,7 +90,8 @@ class SlotPool {
  private:
   friend class Slot<Id>;
   std::vector<int32_t> holds_;
-  std::vector<int32_t> free_;
+  std::vector<int32_t> free_;  // the last n_kept_ are resident
+  int n_kept_ = 0;
 };
 
 template <typename Id>
@@ -99,7 +110,9 @@ template <typename Id>
 void Slot<Id>::reset() {
   if (pool_ == nullptr) return;
   SlotPool<Id>* const pool = std::exchange(pool_, nullptr);
-  if (--pool->holds_[static_cast<size_t>(index_)] == 0) pool->free_.push_back(index_);
+  if (--pool->holds_[static_cast<size_t>(index_)] > 0) return;
+  pool->free_.push_back(index_);
+  ++pool->n_kept_;
 }
 
 }  // namespace lily::engine

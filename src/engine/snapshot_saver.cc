@@ -153,8 +153,8 @@ bool SnapshotSaver::advance(const PrefixCache& cache) {
   try {
     if (copy_ || begin(cache)) copy_piece();
   } catch (const std::exception& e) {
-    log(LogLevel::warning, "a session is not saved: {}", e.what());
     give_up();
+    log(LogLevel::warning, "a session is not saved: {}", e.what());
   }
   return true;
 }

@@ -45,6 +45,28 @@ TEST_F(CgroupLimit, WhatCannotBeReadIsNoLimit) {
   EXPECT_EQ(limit(), 0);
 }
 
+TEST_F(CgroupLimit, WhatIsLeftCountsFilesAsFree) {
+  const auto left = [&] { return cgroup_available(folder_.path() / "cgroup", folder_.path() / "fs"); };
+  put("cgroup", "0::/a/b\n");
+  EXPECT_EQ(left(), -1);
+  put("fs/a/memory.max", "1000\n");
+  put("fs/a/memory.current", "900\n");
+  put("fs/a/memory.stat", "active_file 700\ninactive_file 50\n");
+  EXPECT_EQ(left(), 150);
+  put("fs/a/b/memory.max", "500\n");
+  put("fs/a/b/memory.current", "480\n");
+  EXPECT_EQ(left(), 20);
+  put("fs/a/b/memory.current", "700\n");
+  EXPECT_EQ(left(), 0);
+}
+
+TEST(MemoryLimit, OfThisProcessIsLessThanTheMachineHas) {
+  EXPECT_GT(resident_memory(), int64_t{1} << 20);
+  EXPECT_LT(resident_memory(), memory_limit());
+  EXPECT_GT(available_memory(), 0);
+  EXPECT_LE(available_memory(), memory_limit());
+}
+
 TEST(MemoryLimit, OfThisMachineIsKnown) { EXPECT_GT(memory_limit(), int64_t{64} << 20); }
 
 }  // namespace

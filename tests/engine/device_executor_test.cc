@@ -109,6 +109,29 @@ TEST(Memory, WhatNoContextNeedsBuysMoreStates) {
   EXPECT_LT(n_states(28 * kGiB, 8), 3 + 4 * 8);
 }
 
+TEST(Memory, StatesAndBlocksOfASharedPoolAreMoreThanFitTogether) {
+  const model::Dims dims = model::qwen36_35b_a3b();
+  const int64_t budget = 24 * kGiB, weights = 19'508'787'456, program = kGiB / 2;
+  const MemoryPlan plan = plan_memory(dims, gpu_policy(), 0, weights,
+                                      {.budget_bytes = budget,
+                                       .context = 32768,
+                                       .max_sequences = 2,
+                                       .program_bytes = program,
+                                       .shared_pool = true});
+  const int64_t state = state_slot_bytes(dims, gpu_policy()), block = kv_block_bytes(dims, gpu_policy());
+  EXPECT_EQ(plan.total_bytes(), budget) << "the cache has what is left";
+  EXPECT_EQ(plan.pool_bytes(), budget - weights - plan.scratch_bytes - program);
+  EXPECT_EQ(plan.spec.n_state_slots, plan.pool_bytes() / state);
+  EXPECT_EQ(plan.spec.n_kv_blocks, plan.pool_bytes() / block);
+  EXPECT_GE(plan.pool_bytes(), 2 * 512 * block + 2 * 3 * state) << "what both sequences are promised";
+
+  // The machine's memory is no budget that was given: no more is taken than without a shared pool.
+  const MemoryPlan alone = plan_memory(dims, gpu_policy(), 128 * kGiB, weights, {.context = 4096});
+  const MemoryPlan shared =
+      plan_memory(dims, gpu_policy(), 128 * kGiB, weights, {.context = 4096, .shared_pool = true});
+  EXPECT_EQ(shared.total_bytes(), alone.total_bytes());
+}
+
 TEST(Memory, RefusalsNameWhatFits) {
   const model::Dims dims = model::qwen36_35b_a3b();
   const auto plan = [&](const MemoryOptions& options) {

@@ -54,7 +54,7 @@ TEST_P(EngineOf, WhatEndsTheLoopIsAnErrorOfEveryRequestThatRuns) {
     const Answer answer = read_all(g);
     EXPECT_EQ(answer.finished.finish, Finish::error);
     EXPECT_EQ(answer.finished.fault, Fault::device);
-    EXPECT_EQ(answer.finished.error, std::bad_alloc().what());
+    EXPECT_EQ(answer.finished.error.find("the machine's memory ran out"), 0u) << answer.finished.error;
   }
   engine->clear_cache();  // and the figures are of now
   EXPECT_EQ(engine->stats().n_failed, 3);

@@ -56,5 +56,39 @@ TEST(OutOfMemory, AnAdmissionThatFailsAnywhereLeavesNothingPromised) {
   EXPECT_GE(n_failed, 2) << "the sequence and its place among those that run";
 }
 
+TEST(OutOfMemory, TheLastEventArrivesWithoutMemoryForIt) {
+  for (int n_before = 0; n_before < 4; ++n_before) {
+    EventChannel channel(100);
+    for (int i = 0; i < n_before; ++i) channel.push(Token{.id = i});
+    Finished end{.finish = Finish::error, .error = std::string(100, 'x')};
+    bool failed = false;
+    allocations_left = 0;
+    try {
+      channel.push(std::move(end));
+    } catch (const std::bad_alloc&) {
+      failed = true;
+    }
+    allocations_left = -1;
+    EXPECT_FALSE(failed) << "after " << n_before << " tokens";
+    const auto soon = std::chrono::steady_clock::now();
+    for (int i = 0; i < n_before; ++i) EXPECT_TRUE(std::holds_alternative<Token>(channel.next(soon).value()));
+    EXPECT_FALSE(channel.done());
+    const std::optional<Event> last = channel.next(soon);
+    ASSERT_TRUE(last && std::holds_alternative<Finished>(*last));
+    EXPECT_EQ(std::get<Finished>(*last).error, std::string(100, 'x'));
+    EXPECT_TRUE(channel.done());
+    EXPECT_FALSE(channel.next(std::nullopt)) << "nothing comes after it";
+  }
+}
+
+TEST(OutOfMemory, AFailureTextThatDoesNotFitIsShortened) {
+  const std::string text(100, 'x');
+  EXPECT_EQ(copy_of_error(text), text);
+  allocations_left = 0;
+  const std::string copy = copy_of_error(text);
+  allocations_left = -1;
+  EXPECT_EQ(copy, "out of memory");
+}
+
 }  // namespace
 }  // namespace lily::engine

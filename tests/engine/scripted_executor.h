@@ -111,6 +111,11 @@ class ScriptedExecutor final : public Executor {
     return n_copies_;
   }
 
+  int n_given_back() const {
+    const std::lock_guard lock(mutex_);
+    return n_given_back_;
+  }
+
   // ---- Executor
 
   const Limits& limits() const override { return limits_; }
@@ -167,6 +172,18 @@ class ScriptedExecutor final : public Executor {
       target[static_cast<size_t>(i)] = kv_.at(static_cast<size_t>(from))[static_cast<size_t>(i)];
     const std::lock_guard lock(mutex_);
     ++n_copies_;
+  }
+
+  // What was given back must not be relied on.
+  void give_back_state(backend::StateSlot slot) override {
+    states_.at(static_cast<size_t>(slot)).reset();
+    const std::lock_guard lock(mutex_);
+    ++n_given_back_;
+  }
+  void give_back_kv(int32_t block) override {
+    kv_.at(static_cast<size_t>(block)).fill(kPoison);
+    const std::lock_guard lock(mutex_);
+    ++n_given_back_;
   }
 
   // A state is saved as its length and its tokens, KV as its tokens.
@@ -323,7 +340,7 @@ class ScriptedExecutor final : public Executor {
   std::vector<Record> steps_;
   int allowed_ = -1;  // steps that may finish; -1: all
   int n_held_ = 0;
-  int n_copies_ = 0;
+  int n_copies_ = 0, n_given_back_ = 0;
 };
 
 }  // namespace lily::engine

@@ -102,6 +102,10 @@ class CpuDevice final : public Device {
 
   void copy_state(StateSlot src, StateSlot dst) override { memory().copy_state(src, dst); }
 
+  bool gives_back() const override { return true; }
+  void give_back_state(StateSlot slot) override { memory().give_back_state(slot); }
+  void give_back_kv(int32_t block) override { memory().give_back_kv(block); }
+
   std::vector<float> read_delta_state(StateSlot slot, int layer) override {
     const float* s = memory().delta_state(slot, layer);
     return {s, s + memory().delta_floats()};

@@ -59,4 +59,17 @@ void Memory::copy_state(StateSlot src, StateSlot dst) {
   if (src != dst) std::copy_n(slot(src), slot_floats(), slot(dst));
 }
 
+void Memory::give_back_state(StateSlot s) {
+  const auto at = reinterpret_cast<std::byte*>(slot(s)) - states_.data();
+  states_.give_back(static_cast<size_t>(at), static_cast<size_t>(slot_floats()) * sizeof(float));
+}
+
+void Memory::give_back_kv(int32_t block) {
+  LILY_CHECK(block >= 0 && block < spec_.n_kv_blocks, "KV block {} of {}", block, spec_.n_kv_blocks);
+  const int64_t n_bytes = KvLayer{nullptr, kv_type_, dims_.n_kv_heads}.block_bytes();
+  for (int64_t layer = 0; layer < dims_.n_attention_layers(); ++layer)
+    kv_.give_back(static_cast<size_t>((layer * spec_.n_kv_blocks + block) * n_bytes),
+                  static_cast<size_t>(n_bytes));
+}
+
 }  // namespace lily::backend::cpu

@@ -23,6 +23,10 @@ class Memory {
   int32_t& token(backend::TokenSlot slot);
   void copy_state(backend::StateSlot src, backend::StateSlot dst);
 
+  // What they hold is lost; their memory goes back to the system.
+  void give_back_state(backend::StateSlot slot);
+  void give_back_kv(int32_t block);
+
   const backend::MemorySpec& spec() const { return spec_; }
   plan::FloatType kv_type() const { return kv_type_; }
   int64_t delta_floats() const;  // of a layer
