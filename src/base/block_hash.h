@@ -43,10 +43,11 @@ class BlockHash {
   }
 
  protected:
-  explicit BlockHash(const std::array<uint32_t, n_state_words>& state) : state_(state) {}
   std::array<uint32_t, n_state_words> state_;
 
  private:
+  friend Hash;  // no other class may call itself its base
+  explicit BlockHash(const std::array<uint32_t, n_state_words>& state) : state_(state) {}
   std::array<uint32_t, 16> words() const {
     std::array<uint32_t, 16> w;
     for (size_t i = 0; i < 16; ++i)

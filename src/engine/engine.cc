@@ -92,7 +92,7 @@ class Engine::Loop {
     auto channel = std::make_shared<EventChannel>(options_.event_capacity);
     {
       const std::lock_guard lock(mutex_);
-      if (stopping_) fail_stopping();
+      if (stopping_) fail(Fault::device, "{}", kShuttingDown);
       queue_.remove_if(end_if_cancelled);
       if (queue_.size() >= options_.queue_capacity) throw QueueFull(options_.queue_capacity);
       queue_.push({std::move(request), channel, Clock::now()});
@@ -121,7 +121,7 @@ class Engine::Loop {
     std::future<bool> result = packaged.get_future();
     {
       const std::lock_guard lock(mutex_);
-      if (stopping_) fail_stopping();
+      if (stopping_) fail(Fault::device, "{}", kShuttingDown);
       tasks_.push_back(&packaged);
     }
     wake_.notify_one();
