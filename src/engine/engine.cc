@@ -129,8 +129,6 @@ class Engine::Loop {
   }
 
  private:
-  [[noreturn]] static void fail_stopping() { fail(Fault::device, "the engine is shutting down"); }
-
   void begin_stop() {
     {
       const std::lock_guard lock(mutex_);
