@@ -64,8 +64,7 @@ LoadedModel::LoadedModel(const model::Checkpoint& checkpoint, int32_t n_tokens, 
     fail(Fault::model,
          "the tokenizer has {} tokens and the model's vocabulary {} rows; they do not belong together",
          n_tokens, checkpoint.dims().vocab);
-  memory_ = plan_memory(checkpoint.dims(), policy_, device_->info().memory_bytes,
-                        checkpoint.report().text_bytes, options.memory);
+  memory_ = plan_memory(*device_, checkpoint.dims(), policy_, checkpoint.report().text_bytes, options.memory);
 }
 
 void LoadedModel::load(const backend::Progress& progress) { device_->load(checkpoint_, progress); }
