@@ -122,6 +122,14 @@ class Device {
   // What this device does by default for a model of these dimensions.
   virtual plan::Policy policy(const model::Dims& dims) const = 0;
 
+  // Bytes of scratch memory that programs of all these plans take together, before load as well as after it:
+  // what the plans say, and what the backend's own way to run them needs beyond that.
+  virtual int64_t scratch_bytes(std::span<const plan::Plan> plans) const {
+    int64_t most = 0;
+    for (const plan::Plan& plan : plans) most = most < plan.scratch_bytes ? plan.scratch_bytes : most;
+    return most;
+  }
+
   virtual void load(const model::Checkpoint& checkpoint, const Progress& progress) = 0;  // once
   // After load; again only while no step is in flight: all slots and blocks are lost. The KV type is the
   // policy's.

@@ -101,8 +101,8 @@ class Comparison {
   double measure(const plan::Policy& policy, bool is_decode, int length, bool is_first) {
     check_interrupted();
     const engine::MemoryOptions memory{.context = length + o_.tokens + kWarmUpTokens, .n_cached_states = 0};
-    const engine::MemoryPlan planned = engine::plan_memory(
-        model_.dims(), policy, model_.device().info().memory_bytes, weight_bytes_, memory);
+    const engine::MemoryPlan planned =
+        engine::plan_memory(model_.device(), model_.dims(), policy, weight_bytes_, memory);
     engine::DeviceExecutor executor(model_.device(), model_.dims(), policy, planned, model_.n_tokens());
     if (is_decode) {
       engine::fill_cache(model_.device(), model_.dims(), executor.limits().n_kv_blocks);

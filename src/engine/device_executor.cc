@@ -41,19 +41,27 @@ int chunk_rows(const plan::Policy& policy, const MemoryOptions& options, int con
   return std::max(1, std::min(rows, context));
 }
 
-int64_t scratch_bytes(const model::Dims& dims, const plan::Policy& policy, int rows, int64_t context) {
-  const plan::Shape prompt{.phase = plan::Phase::prefill,
-                           .rows = rows,
-                           .outputs = 1,
-                           .context = context,
-                           .ending = plan::Ending::candidates};
-  const plan::Shape decode{.phase = plan::Phase::decode,
-                           .rows = policy.max_decode_rows,
-                           .outputs = policy.max_decode_rows,
-                           .context = context,
-                           .ending = plan::Ending::candidates};
-  return std::max(plan::forward(dims, prompt, policy).scratch_bytes,
-                  plan::forward(dims, decode, policy).scratch_bytes);
+// The programs that need most: the largest step of each kind, and the smallest prompt class, whose few rows
+// some backends compute in another way.
+int64_t scratch_bytes(const model::Dims& dims, const plan::Policy& policy, int rows, int64_t context,
+                      const ScratchBytes& scratch_of) {
+  std::vector<plan::Plan> plans;
+  const auto add = [&](plan::Phase phase, int n_rows, int n_outputs) {
+    plans.push_back(plan::forward(dims,
+                                  {.phase = phase,
+                                   .rows = n_rows,
+                                   .outputs = n_outputs,
+                                   .context = context,
+                                   .ending = plan::Ending::candidates},
+                                  policy));
+  };
+  add(plan::Phase::prefill, rows, 1);
+  add(plan::Phase::prefill, std::min(rows, kSmallestPromptClass), 1);
+  add(plan::Phase::decode, policy.max_decode_rows, policy.max_decode_rows);
+  if (scratch_of) return scratch_of(plans);
+  int64_t most = 0;
+  for (const plan::Plan& plan : plans) most = std::max(most, plan.scratch_bytes);
+  return most;
 }
 
 std::string gib(int64_t bytes) { return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / 0x1p30); }
@@ -72,7 +80,7 @@ int64_t kv_block_bytes(const model::Dims& dims, const plan::Policy& policy) {
 }
 
 MemoryPlan plan_memory(const model::Dims& dims, const plan::Policy& policy, int64_t device_bytes,
-                       int64_t weight_bytes, const MemoryOptions& options) {
+                       int64_t weight_bytes, const MemoryOptions& options, const ScratchBytes& scratch_of) {
   if (options.context > dims.max_positions)
     fail(Fault::user, "a context of {} tokens is more than the model's limit of {}", options.context,
          dims.max_positions);
@@ -94,7 +102,7 @@ MemoryPlan plan_memory(const model::Dims& dims, const plan::Policy& policy, int6
   const int64_t slot_bytes = state_slot_bytes(dims, policy);
   // A model cut down to its first layers has no attention, and blocks that cost nothing.
   const int64_t block_bytes = std::max<int64_t>(1, kv_block_bytes(dims, policy));
-  plan.scratch_bytes = scratch_bytes(dims, policy, rows, wanted);
+  plan.scratch_bytes = scratch_bytes(dims, policy, rows, wanted, scratch_of);
 
   // What KV can have when every sequence has its states, but the cache none.
   const int64_t fixed = weight_bytes + plan.scratch_bytes + plan.program_bytes;
@@ -161,6 +169,12 @@ MemoryPlan plan_memory(const model::Dims& dims, const plan::Policy& policy, int6
         std::clamp<int64_t>(plan.pool_bytes() / block_bytes, plan.spec.n_kv_blocks, kMostBlocks));
   }
   return plan;
+}
+
+MemoryPlan plan_memory(const backend::Device& device, const model::Dims& dims, const plan::Policy& policy,
+                       int64_t weight_bytes, const MemoryOptions& options) {
+  return plan_memory(dims, policy, device.info().memory_bytes, weight_bytes, options,
+                     [&](std::span<const plan::Plan> plans) { return device.scratch_bytes(plans); });
 }
 
 plan::Shape shape_class(const Step& step, const Limits& limits, const plan::Policy& policy) {

@@ -4,7 +4,9 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -47,8 +49,16 @@ struct MemoryPlan {
 int64_t state_slot_bytes(const model::Dims& dims, const plan::Policy& policy);
 int64_t kv_block_bytes(const model::Dims& dims, const plan::Policy& policy);
 
-// Throws Error(Fault::user) naming the context, or the number of sequences, that fits.
+// backend::Device::scratch_bytes of the device that the memory is planned for.
+using ScratchBytes = std::function<int64_t(std::span<const plan::Plan> plans)>;
+
+// Throws Error(Fault::user) naming the context, or the number of sequences, that fits. Without `scratch_of`
+// programs take what their plans say and no more.
 MemoryPlan plan_memory(const model::Dims& dims, const plan::Policy& policy, int64_t device_bytes,
+                       int64_t weight_bytes, const MemoryOptions& options,
+                       const ScratchBytes& scratch_of = {});
+// The same for a device: its memory is the budget if none is given, and it says what its programs take.
+MemoryPlan plan_memory(const backend::Device& device, const model::Dims& dims, const plan::Policy& policy,
                        int64_t weight_bytes, const MemoryOptions& options);
 
 // The smallest shape class that a step fits: programs are compiled once a class, and a step of fewer rows or

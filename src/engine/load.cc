@@ -73,8 +73,7 @@ LoadedModel::LoadedModel(const model::Checkpoint& checkpoint, int32_t n_tokens, 
   // does the budget that is the machine's.
   memory.program_bytes =
       memory.shared_pool && memory.budget_bytes > 0 ? memory.program_bytes + resident_memory() : 0;
-  memory_ = plan_memory(checkpoint.dims(), policy_, device_->info().memory_bytes,
-                        checkpoint.report().text_bytes, memory);
+  memory_ = plan_memory(*device_, checkpoint.dims(), policy_, checkpoint.report().text_bytes, memory);
 }
 
 void LoadedModel::load(const backend::Progress& progress) { device_->load(checkpoint_, progress); }

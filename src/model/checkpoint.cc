@@ -185,6 +185,19 @@ Checkpoint Checkpoint::open(const fs::path& folder) {
   return checkpoint;
 }
 
+void Checkpoint::keep_layers(int first, int n) {
+  Dims& kept = report_.config->dims;
+  LILY_CHECK(first >= 0 && n > 0 && first + n <= kept.n_layers && first % kept.attention_interval == 0,
+             "layers {} to {} of {}", first, first + n, kept.n_layers);
+  const auto at = [&](int layer) { return weights_.begin() + (layer + 1) * kWeightKinds; };
+  weights_.erase(at(first + n), weights_.end());
+  weights_.erase(at(0), at(first));
+  kept.n_layers = n;
+  report_.text_bytes = 0;
+  for (const WeightSpec& spec : catalogue(kept))
+    if (source(spec.id) == spec.id) report_.text_bytes += weight(spec.id).n_bytes();
+}
+
 WeightId Checkpoint::source(WeightId id) const {
   return id.weight == Weight::lm_head && config().tied_embeddings ? WeightId{Weight::embed, kNoLayer} : id;
 }

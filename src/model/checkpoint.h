@@ -85,6 +85,11 @@ class Checkpoint {
   // are logged.
   static Checkpoint open(const std::filesystem::path& folder);
 
+  // Forgets all layers but [first, first + n), which become layers 0 .. n - 1: a part of the model with
+  // embedding, norm and head of the whole, to be read where the whole has no room. `first` is a multiple of
+  // attention_interval, so that every layer keeps its kind. id() stays the whole's.
+  void keep_layers(int first, int n);
+
   const std::filesystem::path& folder() const { return folder_; }
   const Config& config() const { return *report_.config; }
   const Dims& dims() const { return config().dims; }

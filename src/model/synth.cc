@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -96,6 +97,10 @@ class Generator {
     step_ = is_embedding ? kRandomRms / code_deviation
                          : gain(tensor.id.weight) * inverse_sqrt(in) / code_deviation;
     middle_code_ = is_8_bit ? 127.5f : 7.5f;
+    if (tensor.id.weight == Weight::router && tensor.kind == Tensor::Kind::biases) {
+      codes_key_ = mix(seed ^ hash(module_name(tensor) + ".weight"));
+      preferences_ = preferences(tensor.shape.front(), in);
+    }
   }
 
   // Fills bytes [first, first + out.size()) of the tensor.
@@ -136,12 +141,47 @@ class Generator {
     return bf16_rounded((bits & 3) == 0 ? -magnitude : magnitude);
   }
   float bias(int64_t group) const {
+    if (!preferences_.empty()) return router_bias(group);
     float b = -middle_code_ * scale(group);
     if (tensor_.id.weight == Weight::embed) {
-      const uint64_t bits = mix(hash("common") + static_cast<uint64_t>(group % n_groups_in_row_));
-      b += (bits & 1) == 0 ? kCommonRms : -kCommonRms;
+      b += common_sign(group) * kCommonRms;
     }
     return b;
+  }
+  // Of the part that all embedding rows share.
+  float common_sign(int64_t group) const {
+    const uint64_t bits = mix(hash("common") + static_cast<uint64_t>(group % n_groups_in_row_));
+    return (bits & 1) == 0 ? 1.0f : -1.0f;
+  }
+  // How much each expert likes the common part: the quantiles of a distribution much like the normal one,
+  // shuffled. Drawn one by one, the largest of 256 would differ too much between layers.
+  std::vector<double> preferences(int64_t n_experts, int64_t in) const {
+    std::vector<std::pair<uint64_t, int64_t>> order;
+    for (int64_t e = 0; e < n_experts; ++e)
+      order.emplace_back(mix(module_key_ ^ mix(static_cast<uint64_t>(e))), e);
+    std::sort(order.begin(), order.end());
+    std::vector<double> result(order.size());
+    for (size_t rank = 0; rank < order.size(); ++rank) {
+      const double x = static_cast<double>(2 * static_cast<int64_t>(rank) + 1 - n_experts) /
+                       static_cast<double>(n_experts);  // in (-1, 1)
+      const double x4 = (x * x) * (x * x);
+      // A fused multiply-add by name: one that the compiler puts in on some machines rounds otherwise.
+      const double quantile = x * std::fma(1.625, x4 * x4, 1.25);
+      result[static_cast<size_t>(order[rank].second)] = quantile / static_cast<double>(in);
+    }
+    return result;
+  }
+  // The codes of a group have no say on the common part, which is constant in it: the bias takes their mean
+  // off.
+  float router_bias(int64_t group) const {
+    constexpr int64_t kWords = kQuantGroup / 8;  // of 8-bit codes
+    uint64_t sum = 0;
+    for (int64_t word = group * kWords; word < (group + 1) * kWords; ++word)
+      for (uint64_t bits = mix(codes_key_ + static_cast<uint64_t>(word)); bits != 0; bits >>= 8)
+        sum += bits & 0xff;
+    const double mean = static_cast<double>(sum) / kQuantGroup;
+    const double preference = preferences_[static_cast<size_t>(group / n_groups_in_row_)];
+    return static_cast<float>(std::fma(-mean, double{scale(group)}, common_sign(group) * preference));
   }
   float plain(int64_t element) const {
     const float u = unit(mix(key_ + static_cast<uint64_t>(element)));
@@ -158,9 +198,10 @@ class Generator {
   }
 
   const Tensor& tensor_;
-  uint64_t module_key_, key_;
+  uint64_t module_key_, key_, codes_key_ = 0;
   int64_t n_groups_in_row_ = 1;
   float step_ = 0, middle_code_ = 0;
+  std::vector<double> preferences_;  // [experts], of a router's biases
 };
 
 std::vector<Tensor> tensors_of(const Dims& dims) {

@@ -7,7 +7,8 @@
 // machines.
 //
 // Values: activations stay finite and of order one through all layers. Embedding rows share a constant part,
-// which the router rows turn into a preference for some experts: routing is uneven, as in trained models.
+// for which each router row has a preference of its own: routing is uneven, as in trained models, and in
+// every layer about as much (engine/routing.h counts it).
 #pragma once
 
 #include <cstdint>

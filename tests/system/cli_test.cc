@@ -296,6 +296,43 @@ TEST(Synth, WritesACheckpointThatInspectAccepts) {
   fs::remove_all(folder);
 }
 
+// The real shapes, two layers of them: 1.5 GB on disk for some seconds.
+TEST(Synth, RoutesUnevenlyAsTrainedModelsDo) {
+  const test::TempFolder folder;
+  const Outcome run = lily("synth --layers 2 --json " + (folder.path() / "model").string());
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  const Json json = Json::parse(run.out);
+  EXPECT_EQ(json["routing_tokens"], 2048);
+  ASSERT_EQ(json["routing"].size(), 2u);
+  for (const Json& layer : json["routing"]) {
+    ASSERT_EQ(layer["loads"].size(), 256u);
+    int64_t sum = 0, most = 0, n_used = 0;
+    for (const int64_t load : layer["loads"]) {
+      sum += load;
+      most = std::max(most, load);
+      n_used += load > 0;
+    }
+    EXPECT_EQ(sum, 2048 * 8);
+    const double heaviest = static_cast<double>(most) / (2048.0 * 8 / 256);
+    EXPECT_GE(heaviest, 2.5);
+    EXPECT_LE(heaviest, 6);
+    EXPECT_NEAR(layer["heaviest"], heaviest, 1e-9);
+    EXPECT_GE(n_used, 256 * 95 / 100 + 1);
+    EXPECT_TRUE(layer["plausible"]);
+  }
+}
+
+TEST(Synth, PrintsTheRoutingOfEachLayerUnlessToldNotTo) {
+  const test::TempFolder folder;
+  const auto synth = [&](const std::string& options, const char* name) {
+    return lily("synth --shape lily-tiny " + options + (folder.path() / name).string());
+  };
+  const Outcome shown = synth("--routing 100 ", "a");
+  EXPECT_NE(shown.out.find("Routing of 100 random tokens"), std::string::npos) << shown.out;
+  EXPECT_EQ(std::count(shown.out.begin(), shown.out.end(), '\n'), 2 + 8) << shown.out;
+  EXPECT_EQ(synth("--routing 0 ", "b").out, "");
+}
+
 TEST(Bench, MeasuresBothPhases) {
   const Json json = Json::parse(lily("bench " + kTiny + "--lengths 32,64 --rounds 2 --tokens 8 --json").out);
   expect_keys(json, {"device", "model", "results"});

@@ -84,6 +84,19 @@ class CpuDevice final : public Device {
     return p;
   }
 
+  int64_t scratch_bytes(std::span<const plan::Plan> plans) const override {
+    if (plans.empty()) return 0;
+    use_target(target_);
+    const Weights shapes(plans.front().dims);
+    ScratchSizes most;  // programs share the memory, values and workers each for itself
+    for (const plan::Plan& plan : plans) {
+      const ScratchSizes sizes = scratch_sizes(plan, shapes);
+      most.value_bytes = std::max(most.value_bytes, sizes.value_bytes);
+      most.worker_bytes = std::max(most.worker_bytes, sizes.worker_bytes);
+    }
+    return Scratch::bytes_of(most.value_bytes, most.worker_bytes, pool_.n_threads());
+  }
+
   void load(const model::Checkpoint& checkpoint, const Progress& progress) override {
     LILY_CHECK(!weights_, "weights are loaded once");
     weights_.emplace(checkpoint, pool_, progress);

@@ -27,6 +27,18 @@ void Scratch::reserve(int64_t value_bytes, int64_t worker_bytes) {
     if (std::cmp_less(worker.size(), worker_bytes)) worker = PageBlock(static_cast<size_t>(worker_bytes));
 }
 
+int64_t Scratch::n_bytes() const {
+  size_t sum = values_.size();
+  for (const PageBlock& worker : workers_) sum += worker.size();
+  return static_cast<int64_t>(sum);
+}
+
+int64_t Scratch::bytes_of(int64_t value_bytes, int64_t worker_bytes, int n_threads) {
+  constexpr int64_t kPage = PageBlock::kAlignment;
+  const auto whole_pages = [](int64_t n) { return (n + kPage - 1) / kPage * kPage; };
+  return whole_pages(value_bytes) + n_threads * whole_pages(worker_bytes);
+}
+
 void Executor::reserve(size_t n_intervals) {
   queues_ = std::make_unique<Queue[]>(n_intervals);
   n_queues_ = n_intervals;

@@ -25,7 +25,9 @@ class Scratch {
   void reserve(int64_t value_bytes, int64_t worker_bytes);
   std::byte* values() const { return values_.data(); }
   std::byte* worker(int thread) const { return workers_[static_cast<size_t>(thread)].data(); }
-  int64_t value_bytes() const { return static_cast<int64_t>(values_.size()); }
+  int64_t n_bytes() const;
+  // What reserve(value_bytes, worker_bytes) takes from the system.
+  static int64_t bytes_of(int64_t value_bytes, int64_t worker_bytes, int n_threads);
 
  private:
   PageBlock values_;

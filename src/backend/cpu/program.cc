@@ -34,25 +34,30 @@ std::string names(const plan::Plan& plan, size_t first, size_t last) {
   return text;
 }
 
-struct Sizes {
-  int64_t extra_bytes = 0, worker_bytes = 0;
-};
-
 // Lowers all ops. The extra memory of a stage's ops lies side by side; stages use the same bytes.
-std::vector<Lowered> lower_all(const plan::Plan& plan, const Weights& weights, Sizes& sizes) {
+std::vector<Lowered> lower_all(const plan::Plan& plan, const Weights& weights, ScratchSizes& sizes) {
+  constexpr int64_t kMargin = 64;
   std::vector<Lowered> lowered;
-  int64_t offset = 0;
+  int64_t offset = 0, extra_bytes = 0;
   for (size_t i = 0; i < plan.ops.size(); ++i) {
     if (i > 0 && plan.stage[i] != plan.stage[i - 1]) offset = 0;
     lowered.push_back(lower(plan.ops[i], {plan, weights, offset}));
     offset += lowered.back().extra_bytes;
-    sizes.extra_bytes = std::max(sizes.extra_bytes, offset);
+    extra_bytes = std::max(extra_bytes, offset);
     sizes.worker_bytes = std::max(sizes.worker_bytes, lowered.back().worker_bytes);
   }
+  sizes.value_bytes = plan.scratch_bytes + extra_bytes + kMargin;
+  sizes.worker_bytes += kMargin;
   return lowered;
 }
 
 }  // namespace
+
+ScratchSizes scratch_sizes(const plan::Plan& plan, const Weights& weights) {
+  ScratchSizes sizes;
+  lower_all(plan, weights, sizes);
+  return sizes;
+}
 
 CpuProgram::CpuProgram(plan::Plan plan, const Weights& weights, Memory& memory, SimdTarget target,
                        ThreadPool& pool, Scratch& shared, Trace* trace)
@@ -66,7 +71,7 @@ CpuProgram::CpuProgram(plan::Plan plan, const Weights& weights, Memory& memory, 
   if (plan_.policy.activation != plan::FloatType::f32 || plan_.policy.residual != plan::FloatType::f32)
     fail(Fault::user, "the cpu backend computes with fp32 activations and cannot run a plan with bf16 ones");
   use_target(target_);  // lowering asks what it is
-  Sizes sizes;
+  ScratchSizes sizes;
   lowered_ = lower_all(plan_, weights, sizes);
   for (size_t first = 0; first < lowered_.size();) {
     size_t last = first;
@@ -77,7 +82,7 @@ CpuProgram::CpuProgram(plan::Plan plan, const Weights& weights, Memory& memory, 
   }
   executor_.reserve(intervals_.size());
   if (trace_ != nullptr) interval_ends_.resize(intervals_.size());
-  scratch_.reserve(plan_.scratch_bytes + sizes.extra_bytes + 64, sizes.worker_bytes + 64);
+  scratch_.reserve(sizes.value_bytes, sizes.worker_bytes);
   const auto outputs = static_cast<size_t>(plan_.shape.outputs);
   for (Outputs& out : outputs_) {
     if (plan_.shape.ending == plan::Ending::logits)

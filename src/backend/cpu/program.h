@@ -12,6 +12,14 @@
 
 namespace lily::backend::cpu {
 
+// What programs need of Scratch.
+struct ScratchSizes {
+  int64_t value_bytes = 0;   // values and ops' extra memory
+  int64_t worker_bytes = 0;  // of each thread
+};
+// On the instruction set in use (use_target).
+ScratchSizes scratch_sizes(const plan::Plan& plan, const Weights& weights);
+
 class CpuProgram final : public Program {
  public:
   // All references outlive the program. A plan that keeps its values has scratch memory of its own.

@@ -51,6 +51,22 @@ size_t Weights::index(WeightId id) const {
   return static_cast<size_t>((id.layer + 1) * model::kWeightKinds + static_cast<int>(id.weight));
 }
 
+Weights::Weights(const model::Dims& dims) : dims_(dims) {
+  static constexpr uint8_t kNothing = 0;
+  linear_.resize(static_cast<size_t>(dims_.n_layers + 1) * model::kWeightKinds);
+  vectors_.resize(linear_.size());
+  for (const auto& spec : model::catalogue(dims_)) {
+    if (!spec.quantisable) {
+      vectors_[index(spec.id)].resize(1);
+      continue;
+    }
+    const Storage storage = model::published_storage(spec.id.weight);
+    const int64_t cols = spec.shape.back(), rows = spec.shape[spec.shape.size() - 2];
+    linear_[index(spec.id)] = {{storage, &kNothing, rows, cols, pack::cpu_tile_bytes(storage, cols)},
+                               spec.shape.size() == 3 ? spec.shape[0] : 1};
+  }
+}
+
 Weights::Weights(const model::Checkpoint& checkpoint, ThreadPool& pool, const backend::Progress& progress)
     : dims_(checkpoint.dims()) {
   const std::vector<model::WeightSpec> specs = model::catalogue(dims_);

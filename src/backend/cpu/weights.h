@@ -27,6 +27,9 @@ struct PackedWeight {
 
 class Weights {
  public:
+  // Shapes alone, stored as published: lowering with them tells what a program would need. Nothing may be
+  // read.
+  explicit Weights(const model::Dims& dims);
   Weights(const model::Checkpoint& checkpoint, ThreadPool& pool, const backend::Progress& progress);
 
   const model::Dims& dims() const { return dims_; }
