@@ -21,7 +21,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int kWarmUpTokens = 4;
+constexpr int kTurnWarmUpTokens = 4;
 // The programs of a round are new, the caches and clocks are not: a warm-up that takes longer than this is
 // not repeated after the first round.
 constexpr double kShortWarmUp_s = 1;
@@ -100,13 +100,13 @@ class Comparison {
   // tok/s of one policy in a turn of its own.
   double measure(const plan::Policy& policy, bool is_decode, int length, bool is_first) {
     check_interrupted();
-    const engine::MemoryOptions memory{.context = length + o_.tokens + kWarmUpTokens, .n_cached_states = 0};
+    const engine::MemoryOptions memory{.context = length + o_.tokens + kTurnWarmUpTokens, .n_cached_states = 0};
     const engine::MemoryPlan planned =
         engine::plan_memory(model_.device(), model_.dims(), policy, weight_bytes_, memory);
     engine::DeviceExecutor executor(model_.device(), model_.dims(), policy, planned, model_.n_tokens());
     if (is_decode) {
       engine::fill_cache(model_.device(), model_.dims(), executor.limits().n_kv_blocks);
-      engine::time_tokens(executor, length, kWarmUpTokens);
+      engine::time_tokens(executor, length, kTurnWarmUpTokens);
       return o_.tokens / engine::time_tokens(executor, length, o_.tokens);
     }
     std::uniform_int_distribution<int32_t> token(0, model_.n_tokens() - 1);
@@ -198,7 +198,7 @@ int run_ablate(const AblateOptions& o) {
   engine::LoadOptions load = load_options(o.model);
   load.memory.context = std::max(*std::max_element(o.prompts.begin(), o.prompts.end()),
                                  *std::max_element(o.contexts.begin(), o.contexts.end())) +
-                        o.tokens + kWarmUpTokens;
+                        o.tokens + kTurnWarmUpTokens;
   load.memory.n_cached_states = 0;
   // Synthetic checkpoints have no tokenizer; every row of the head counts as a token.
   engine::LoadedModel model(checkpoint, checkpoint.dims().vocab, load);
