@@ -1,6 +1,7 @@
 // Decode at full size without a checkpoint: random 4-bit weights at the true shapes of all 40 layers, filled
 // on the GPU, and the complete graph of one token. Prints the measured read rate, each kernel's time over the
-// weights of all layers in turn (19 GB, so nothing stays in the L2) and tokens a second at stated contexts.
+// weights of all layers in turn (19 GB, so nothing stays in the L2) and tokens a second at stated contexts,
+// and the time of every eighth context from 256 to 384.
 // What the numbers are: kernel and graph time with random weights and a router that follows from them; no
 // host work, no file, no tokenizer. Then what an engine adds from token to token: states that move from slot
 // to slot, other tokens, and what might stand between two graphs.
@@ -599,6 +600,18 @@ int main(int argc, char** argv) {
           context, choice == Choice::greedy ? "greedy" : "sampled", t.median_us, t.low_us, t.high_us,
           1e6 / t.median_us, bytes / t.median_us * 1e-6, bytes / t.median_us * 1e-4 / rate);
     }
+  // Contexts beside one another: where keys do not divide among warps, a step must not cost more.
+  {
+    double sum = 0, most = 0;
+    int n_contexts = 0;
+    for (int context = 256; context <= 384; context += 8) {
+      set_context(context);
+      const double us = time_graph([&] { whole_token(m, Choice::greedy, stream); }, 5, n).median_us;
+      std::printf("token @%-6d greedy  %8.1f us\n", context, us);
+      sum += us, most = std::max(most, us), ++n_contexts;
+    }
+    std::printf("token @256..384 greedy: mean %.1f us, most %.1f us\n", sum / n_contexts, most);
+  }
   // From token to token, each row with one thing more.
   set_context(256);
   {

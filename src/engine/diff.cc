@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <random>
 #include <vector>
 
 #include "base/error.h"
@@ -29,6 +30,11 @@ const plan::View* gate_of(const plan::Op& op, plan::ValueId y) {
                     },
                     op);
 }
+
+// How the delta rule's results respond to its inputs is measured with so many random changes of this relative
+// size: one would not do where a head's response has a single direction.
+constexpr int kProbes = 8;
+constexpr float kProbe = 0x1p-12f;
 
 double share_of(double error, double tolerance) {
   return error == 0 ? 0 : tolerance > 0 ? error / tolerance : std::numeric_limits<double>::infinity();
@@ -58,6 +64,7 @@ class OpByOp {
           LILY_CHECK(!use.writes(), "{} updates a value in place", plan::kind_name(op));
           program_b->write(use.value, program_a->read(use.value));
         }
+      response_ = response_of(op, static_cast<int>(i), *program_a, *program_b);
       program_b->run_ops(inputs_, static_cast<int>(i), static_cast<int>(i) + 1);
       ++report_.n_ops;
       of_kind_ = &report_.by_op[plan::kind_name(op)];
@@ -74,6 +81,38 @@ class OpByOp {
   }
 
  private:
+  // Root mean square change of each head of a delta mixer's y when q, k and v change by kProbe: [rows,
+  // heads]. Where the sum of a head nearly cancels, the norm behind it makes much of roundings.
+  std::vector<double> response_of(const plan::Op& op, int index, backend::Program& a, backend::Program& b) {
+    const auto* mixer = std::get_if<plan::DeltaMixer>(&op);
+    const bool in_place = std::any_of(inputs_.segments.begin(), inputs_.segments.end(),
+                                      [](const backend::Segment& s) { return s.src == s.dst; });
+    if (mixer == nullptr || in_place) return {};
+    b.run_ops(inputs_, index, index + 1);
+    const std::vector<float> exact = a.read(mixer->qkv.value), y = b.read(mixer->y);
+    const auto stride = static_cast<size_t>(plan_.value(mixer->qkv.value).cols),
+               first = static_cast<size_t>(mixer->qkv.first_col),
+               width = static_cast<size_t>(plan_.dims.conv_channels());
+    std::vector<double> response(y.size() / model::kDeltaHeadDim);
+    std::mt19937 random(1);
+    for (int probe = 0; probe < kProbes; ++probe) {
+      std::vector<float> changed = exact;
+      for (size_t row = 0; row < changed.size(); row += stride)
+        for (size_t i = row + first; i < row + first + width; ++i)
+          changed[i] *= random() & 1u ? 1 + kProbe : 1 - kProbe;
+      b.write(mixer->qkv.value, changed);
+      b.run_ops(inputs_, index, index + 1);
+      const std::vector<float> other = b.read(mixer->y);
+      for (size_t i = 0; i < y.size(); ++i) {
+        const double change = static_cast<double>(other[i]) - y[i];
+        response[i / model::kDeltaHeadDim] += change * change / (model::kDeltaHeadDim * kProbes);
+      }
+    }
+    b.write(mixer->qkv.value, exact);
+    for (double& x : response) x = std::sqrt(x);
+    return response;
+  }
+
   void compare(const plan::Op& op, const plan::Use& use, backend::Program& a, backend::Program& b) {
     const OpSize size = op_size(plan_, op);
     if (use.resource == Resource::value) {
@@ -177,7 +216,8 @@ class OpByOp {
 
   // The norm leaves every head's values at a root mean square of 1, their roundings with them; then each is
   // multiplied by the SiLU of its gate. So where a gate stands out of its row, the value's roundings do, also
-  // where the value itself is small.
+  // where the value itself is small. The same holds for a head that makes more of its inputs' roundings than
+  // their size (response_).
   void compare_gated(const plan::Op& op, const OpSize& size, const plan::Value& value,
                      const std::vector<float>& x, const std::vector<float>& y, const plan::View& gate,
                      backend::Program& a) {
@@ -193,9 +233,16 @@ class OpByOp {
       }
       const double rms = root_mean_square(std::span(y).subspan(row * cols, cols)),
                    silu_rms = root_mean_square(silu);
+      double of_head = 1;
       for (size_t i = 0; i < cols; ++i) {
+        if (i % model::kDeltaHeadDim == 0 && !response_.empty() && silu_rms > 0) {
+          const double gates = root_mean_square(std::span(silu).subspan(i, model::kDeltaHeadDim));
+          const double in_size = kProbe * rms * gates / silu_rms;
+          const double response = response_[(row * cols + i) / model::kDeltaHeadDim];
+          of_head = in_size > 0 ? std::max(1.0, response / in_size) : 1;
+        }
         const double factor =
-            silu_rms > 0 ? std::max(1.0, std::abs(static_cast<double>(silu[i])) / silu_rms) : 1;
+            of_head * (silu_rms > 0 ? std::max(1.0, std::abs(static_cast<double>(silu[i])) / silu_rms) : 1);
         const size_t at = row * cols + i;
         note(op, value.name, static_cast<int64_t>(row), static_cast<int64_t>(i), x[at], y[at],
              op_tolerance(precision_, size, rms * factor, y[at]));
@@ -238,7 +285,8 @@ class OpByOp {
   const backend::StepInputs& inputs_;
   Precision precision_;
   DiffReport report_;
-  OpReport* of_kind_ = nullptr;  // in report_, of the op at hand
+  std::vector<double> response_;  // of the op at hand
+  OpReport* of_kind_ = nullptr;   // in report_, of the op at hand
 };
 
 void copy_sequence(Device& from, Device& to, const model::Dims& dims, int n_tokens,

@@ -7,10 +7,10 @@
 //   S <- exp(g) S; delta = beta (v - S^T k); S <- S + k delta^T; o = S^T q    (value head h, key head h / 2)
 //   y = RMSNorm(o; norm) silu(z)
 //
-// Two forms of the rule. `blocks`: WY form in blocks of 64 tokens, matrix products in bf16 with fp32
-// accumulation, the triangular solve and all decays in fp32, the state in fp32 with a bf16 copy as operand.
-// `scan`: token by token, the state's columns in registers, fp32 throughout; better below some 32 rows, and
-// the reference for the other.
+// Two forms of the rule. `blocks`: WY form in blocks of 64 tokens, matrix products with fp32 accumulation,
+// what a token adds in two bf16 parts, the triangular solve and all decays in fp32, the state in fp32 with a
+// bf16 copy as operand. `scan`: token by token, the state's columns in registers, fp32 throughout; better
+// below some 32 rows, and the reference for the other.
 #pragma once
 
 #include "backend/cuda/prefill_linear.h"
@@ -39,11 +39,11 @@ struct DeltaArgs {
 };
 
 constexpr int delta_blocks(int n_tokens) { return (n_tokens + kDeltaBlock - 1) / kDeltaBlock; }
-// q and k tiles of each key head; v, U, W, X tiles, a bf16 state and gates of each value head; for every
-// block.
+// q and k tiles of each key head; v, U (fp32), W and X (two parts) tiles, a bf16 state and gates of each
+// value head; for every block.
 constexpr size_t delta_scratch_bytes(int n_tokens, int n_key_heads, int n_value_heads) {
   const size_t tile = size_t{kDeltaBlock} * 128 * 2;
-  const size_t of_value_head = 4 * tile + 2 * tile + 3 * kDeltaBlock * sizeof(float);
+  const size_t of_value_head = 6 * tile + 2 * tile + 3 * kDeltaBlock * sizeof(float);
   return static_cast<size_t>(delta_blocks(n_tokens)) *
          (2 * tile * static_cast<size_t>(n_key_heads) + of_value_head * static_cast<size_t>(n_value_heads));
 }

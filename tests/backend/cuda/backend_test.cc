@@ -105,6 +105,7 @@ class CudaBackend : public ::testing::Test {
         difference += std::pow(static_cast<double>(got[step][i]) - want, 2);
         size += std::pow(static_cast<double>(want), 2);
       }
+      std::printf("step %zu: logits %.4f apart\n", step, std::sqrt(difference / size));
       // Other sums of the same bf16 values: an independent emulation of such an engine on this model differs
       // from fp32 by up to 3 % (tests/golden/lily-tiny/README.md).
       EXPECT_LT(std::sqrt(difference / size), 0.03) << "step " << step;

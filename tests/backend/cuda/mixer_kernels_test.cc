@@ -146,9 +146,9 @@ TEST_F(MixerDecodeTest, DeltaMixerMatchesTheExactRecurrence) {
 TEST_F(MixerDecodeTest, AttentionMatchesTheExactSoftmaxAndAppends) {
   constexpr size_t hq = 8, hkv = 1, D = 256;
   constexpr size_t stride = hq * 512 + 2 * hkv * D;
-  // One key, a chunk, beyond a block, the most for one cluster, several clusters; each row its own blocks in
-  // shuffled order.
-  const std::vector<int32_t> positions = {0, 15, 16, 63, 64, 200, 767, 768, 1100};
+  // One key, a chunk, beyond a block, splits of uneven size, the most for one cluster, several clusters; each
+  // row its own blocks in shuffled order.
+  const std::vector<int32_t> positions = {0, 15, 16, 63, 64, 200, 319, 383, 767, 768, 1100};
   const size_t rows = positions.size();
   std::vector<int32_t> first, table;
   int n_blocks = 0;

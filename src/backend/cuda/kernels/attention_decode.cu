@@ -80,6 +80,17 @@ __device__ __forceinline__ void merge_parts(int n, int place, const Row& row, fl
   }
 }
 
+// Chunks of each but the last of one cluster's splits. The split with the last position has a key to prepare
+// and a chunk to patch, so it gets a turn of its warps less than the others where they can take its chunks in
+// the turns that they make anyway.
+__device__ __forceinline__ int chunks_of_one_cluster(int n_chunks) {
+  const int even = (n_chunks + kCluster - 1) / kCluster, turns = (even + kWarps - 1) / kWarps;
+  const int of_last = (turns - 1) * kWarps;
+  if (turns == 1 || n_chunks - (kCluster - 1) * even <= of_last) return even;
+  const int uneven = (n_chunks - of_last + kCluster - 2) / (kCluster - 1);
+  return uneven <= turns * kWarps ? uneven : even;
+}
+
 __global__ void __launch_bounds__(kThreads) attention_decode(AttentionDecode p) {
   auto* s = reinterpret_cast<Shared*>(shared_memory());
   const int row = static_cast<int>(blockIdx.y), thread = static_cast<int>(threadIdx.x), warp = thread / 32;
@@ -91,7 +102,7 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionDecode p) 
   const int n_chunks = (n_keys + kChunk - 1) / kChunk;
   int per_split;
   if (n_chunks <= kChunksOfOneCluster) {
-    per_split = (n_chunks + kCluster - 1) / kCluster;
+    per_split = chunks_of_one_cluster(n_chunks);
   } else {
     per_split = (n_chunks + kSplits - 1) / kSplits;
     if (per_split < kMinChunks) per_split = kMinChunks;

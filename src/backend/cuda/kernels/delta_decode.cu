@@ -70,8 +70,9 @@ __global__ void __launch_bounds__(kThreads) delta_mixer_decode(DeltaDecode p) {
   if (thread == 0) {
     mbarrier_init(&s->arrived, 1);
     mbarrier_init_fence();
-    mbarrier_expect(&s->arrived, kCluster * 4);
   }
+  warp_sync();  // the compiler initialises by an instruction of the whole warp
+  if (thread == 0) mbarrier_expect(&s->arrived, kCluster * 4);
   cluster_arrive();
 
   // Static data and the state: before the wait, unless the kernel in front is still writing it.

@@ -14,6 +14,8 @@ namespace lily::cuda {
 constexpr int kDim = 128;                                 // dk = dv
 constexpr uint32_t kImageBytes = kDeltaBlock * kDim * 2;  // 16 KB
 constexpr uint32_t kStateFragBytes = kDim * kDim * 2;
+constexpr uint32_t kUBytes = kDeltaBlock * kDim * 4;
+constexpr uint32_t kXBytes = 2 * kImageBytes;  // both bf16 parts
 
 struct DeltaParams {
   DeltaArgs args;
@@ -21,9 +23,9 @@ struct DeltaParams {
   unsigned char* q;      // images [key head][block]
   unsigned char* k;      // images [key head][block]
   unsigned char* v;      // images [value head][block]
-  unsigned char* u;      // frags of U^T: [value head][block][dv / 16][token / 16]
+  unsigned char* u;      // accumulators of U^T: [value head][block][dv / 16][token / 8]
   unsigned char* w;      // frags of W: [value head][block][token / 16][dk / 16]
-  unsigned char* x;      // frags of X^T: as u
+  unsigned char* x;      // frags of X^T: [value head][block][high, low][dv / 16][token / 16]
   unsigned char* state;  // frags of S^T before the block: [value head][block][dv / 16][dk / 16]
   float* gamma;          // [value head][block][64]: sums of g within the block, token included
   float* decay;          // exp(g)

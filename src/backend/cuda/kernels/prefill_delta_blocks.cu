@@ -13,8 +13,10 @@
 // Everything between kernels is in operand register order, so that no kernel transposes: the state pass works
 // on S^T and X^T, whose accumulators are the next product's A operand as they stand; a warp owns 16 state
 // columns from start to end and never waits for another warp's results. Products are mma.m16n8k16. T is
-// solved in fp32 by rows of 16: a thread a column. Bound by bytes in wy and output, by the latency of a block
-// (about 1 us) in state_kernel.
+// solved in fp32 by rows of 16: a thread a column. T before V, X and the scores enter as two bf16 parts, so
+// that with U in fp32 what a token adds to outputs and state is fp32 in effect; the state's copy that W and Q
+// read, W and T before K are of one part (docs/numerics.md, "The delta rule in blocks"). Bound by bytes in wy
+// and output, by the latency of a block (about 1 us) in state_kernel.
 #include "backend/cuda/kernels/launch.h"
 #include "backend/cuda/kernels/prefill_delta.h"
 
@@ -29,6 +31,11 @@ __device__ __forceinline__ uint4 load_frag(const unsigned char* frags, int piece
 }
 __device__ __forceinline__ void store_frag(unsigned char* frags, int piece, const uint4& value) {
   *reinterpret_cast<uint4*>(frags + static_cast<size_t>(piece) * 512 + lane_id() * 16) = value;
+}
+
+// U^T as accumulators: rows dv 16 tile .., columns tokens 8 n ..
+__device__ __forceinline__ float4& u_frag(unsigned char* frags, int tile, int n) {
+  return reinterpret_cast<float4*>(frags)[(tile * 8 + n) * 32 + static_cast<int>(lane_id())];
 }
 
 // Operand A of rows row .. row + 15, columns 16 step .. of an image.
@@ -55,6 +62,15 @@ __device__ __forceinline__ void image_a_transposed(uint32_t (&a)[4], uint32_t im
 
 __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   mma_16816(d, a[0], a[1], a[2], a[3], b0, b1);
+}
+
+// Two values as operands of products that are fp32 in effect: what bf16 keeps of them, and of the rest.
+struct Parts {
+  uint32_t high, low;
+};
+__device__ __forceinline__ Parts parts_of(float x0, float x1) {
+  const uint32_t high = bf16_pair(x0, x1);
+  return {high, bf16_pair(x0 - bf16_low(high), x1 - bf16_high(high))};
 }
 
 struct Copy {
@@ -169,10 +185,10 @@ __global__ void __launch_bounds__(128) wy_kernel(const __grid_constant__ DeltaPa
   start_copies<2>({{v_images, p.v + head0 * kImageBytes, kImageBytes},
                    {v_images + kImageBytes, p.v + head1 * kImageBytes, kImageBytes}});
 
-  // T[i][j], T[i][j + 1] of value head h with column factors, as one operand register.
+  // T[i][j], T[i][j + 1] of value head h with column factors, as operand registers.
   const auto t_pair = [&](int h, int i, int j, const float(&f)[2]) {
     const float2 pair = *reinterpret_cast<const float2*>(t_matrix + (h * kDeltaBlock + i) * kPitch + j);
-    return bf16_pair(pair.x * f[0], pair.y * f[1]);
+    return parts_of(pair.x * f[0], pair.y * f[1]);
   };
   // W: warp takes tokens 16 warp ..; T is lower triangular.
 #pragma unroll
@@ -186,8 +202,8 @@ __global__ void __launch_bounds__(128) wy_kernel(const __grid_constant__ DeltaPa
         float f[2];
 #pragma unroll
         for (int e = 0; e < 2; ++e) f[e] = beta[64 * h + j + e] * exp2_fast(gamma[64 * h + j + e] * kLog2E);
-        a[2 * half] = t_pair(h, 16 * warp + g, j, f);
-        a[2 * half + 1] = t_pair(h, 16 * warp + g + 8, j, f);
+        a[2 * half] = t_pair(h, 16 * warp + g, j, f).high;
+        a[2 * half + 1] = t_pair(h, 16 * warp + g + 8, j, f).high;
       }
 #pragma unroll
       for (int pair = 0; pair < 8; ++pair) {
@@ -225,23 +241,21 @@ __global__ void __launch_bounds__(128) wy_kernel(const __grid_constant__ DeltaPa
       }
 #pragma unroll
       for (int n = 2 * step; n < 8; ++n) {
-        const uint32_t b0 = t_pair(h, 8 * n + g, 16 * step + 2 * t, f[0]);
-        const uint32_t b1 = t_pair(h, 8 * n + g, 16 * step + 8 + 2 * t, f[1]);
-        multiply(acc[0][n], a[0], b0, b1);
-        multiply(acc[1][n], a[1], b0, b1);
+        const Parts b0 = t_pair(h, 8 * n + g, 16 * step + 2 * t, f[0]);
+        const Parts b1 = t_pair(h, 8 * n + g, 16 * step + 8 + 2 * t, f[1]);
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+          multiply(acc[m][n], a[m], b0.high, b1.high);
+          multiply(acc[m][n], a[m], b0.low, b1.low);
+        }
       }
     }
-    unsigned char* u = p.u + (h == 0 ? head0 : head1) * kImageBytes;
+    unsigned char* u = p.u + (h == 0 ? head0 : head1) * kUBytes;
 #pragma unroll
     for (int m = 0; m < 2; ++m)
 #pragma unroll
-      for (int pair = 0; pair < 4; ++pair) {
-        const float(&lo)[4] = acc[m][2 * pair];
-        const float(&hi)[4] = acc[m][2 * pair + 1];
-        store_frag(u, (2 * warp + m) * 4 + pair,
-                   make_uint4(bf16_pair(lo[0], lo[1]), bf16_pair(lo[2], lo[3]), bf16_pair(hi[0], hi[1]),
-                              bf16_pair(hi[2], hi[3])));
-      }
+      for (int n = 0; n < 8; ++n)
+        u_frag(u, 2 * warp + m, n) = make_float4(acc[m][n][0], acc[m][n][1], acc[m][n][2], acc[m][n][3]);
   }
 }
 
@@ -295,10 +309,9 @@ __global__ void __launch_bounds__(kStateThreads) state_kernel(const __grid_const
                               : make_float2(0, 0);
       s[n][2 * half] = pair.x, s[n][2 * half + 1] = pair.y;
     }
-  uint4 u[4];
+  float4 u[8];
 #pragma unroll
-  for (int pair = 0; pair < 4; ++pair)
-    u[pair] = load_frag(p.u + tile_index(p, head, 0) * kImageBytes, tile * 4 + pair);
+  for (int n = 0; n < 8; ++n) u[n] = u_frag(p.u + tile_index(p, head, 0) * kUBytes, tile, n);
   for (int block = 0; block < p.n_blocks; ++block) {
     const uint32_t stage = static_cast<uint32_t>(block % kStateStages);
     const unsigned char* w = base + stage * kStateStagePitch;
@@ -307,18 +320,10 @@ __global__ void __launch_bounds__(kStateThreads) state_kernel(const __grid_const
     // x starts as -U and becomes W S - U = -X.
     float x[8][4];
 #pragma unroll
-    for (int pair = 0; pair < 4; ++pair) {
-      const uint32_t words[4] = {u[pair].x, u[pair].y, u[pair].z, u[pair].w};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        x[2 * pair + i / 2][i % 2 * 2] = -bf16_low(words[i]);
-        x[2 * pair + i / 2][i % 2 * 2 + 1] = -bf16_high(words[i]);
-      }
-    }
+    for (int n = 0; n < 8; ++n) x[n][0] = -u[n].x, x[n][1] = -u[n].y, x[n][2] = -u[n].z, x[n][3] = -u[n].w;
     if (block + 1 < p.n_blocks)
 #pragma unroll
-      for (int pair = 0; pair < 4; ++pair)
-        u[pair] = load_frag(p.u + tile_index(p, head, block + 1) * kImageBytes, tile * 4 + pair);
+      for (int n = 0; n < 8; ++n) u[n] = u_frag(p.u + tile_index(p, head, block + 1) * kUBytes, tile, n);
     barrier_wait(barriers + 8u * stage, static_cast<uint32_t>(block / kStateStages) & 1u);
     unsigned char* state = p.state + tile_index(p, head, block) * kStateFragBytes;
 #pragma unroll
@@ -336,20 +341,24 @@ __global__ void __launch_bounds__(kStateThreads) state_kernel(const __grid_const
       }
     }
     const float last = gamma[kDeltaBlock - 1];
-    unsigned char* x_frags = p.x + tile_index(p, head, block) * kImageBytes;
-    uint32_t decayed[4][4];
+    unsigned char* x_frags = p.x + tile_index(p, head, block) * kXBytes;
+    uint32_t high[4][4], low[4][4];  // of X with what is left of it at the block's end
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
-      uint32_t plain[4];
+      Parts plain[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {  // register i: row half i % 2, token half i / 2
         const float x0 = -x[2 * pair + i / 2][i % 2 * 2], x1 = -x[2 * pair + i / 2][i % 2 * 2 + 1];
         const float2 at = *reinterpret_cast<const float2*>(gamma + 16 * pair + i / 2 * 8 + 2 * t);
-        plain[i] = bf16_pair(x0, x1);
-        decayed[pair][i] =
-            bf16_pair(x0 * exp2_fast((last - at.x) * kLog2E), x1 * exp2_fast((last - at.y) * kLog2E));
+        plain[i] = parts_of(x0, x1);
+        const Parts decayed =
+            parts_of(x0 * exp2_fast((last - at.x) * kLog2E), x1 * exp2_fast((last - at.y) * kLog2E));
+        high[pair][i] = decayed.high, low[pair][i] = decayed.low;
       }
-      store_frag(x_frags, tile * 4 + pair, make_uint4(plain[0], plain[1], plain[2], plain[3]));
+      store_frag(x_frags, tile * 4 + pair,
+                 make_uint4(plain[0].high, plain[1].high, plain[2].high, plain[3].high));
+      store_frag(x_frags + kImageBytes, tile * 4 + pair,
+                 make_uint4(plain[0].low, plain[1].low, plain[2].low, plain[3].low));
     }
     const float keep = exp2_fast(last * kLog2E);
 #pragma unroll
@@ -362,8 +371,10 @@ __global__ void __launch_bounds__(kStateThreads) state_kernel(const __grid_const
       for (int pair = 0; pair < 8; ++pair) {
         uint32_t b[4];
         image_b_transposed(b, k_image, 16 * step, pair);
-        multiply(s[2 * pair], decayed[step], b[0], b[1]);
-        multiply(s[2 * pair + 1], decayed[step], b[2], b[3]);
+        multiply(s[2 * pair], high[step], b[0], b[1]);
+        multiply(s[2 * pair + 1], high[step], b[2], b[3]);
+        multiply(s[2 * pair], low[step], b[0], b[1]);
+        multiply(s[2 * pair + 1], low[step], b[2], b[3]);
       }
     block_sync();  // both warps have read the stage
     if (leads && block + kStateStages < p.n_blocks) fetch(block + kStateStages);
@@ -377,7 +388,7 @@ __global__ void __launch_bounds__(kStateThreads) state_kernel(const __grid_const
 }
 
 // ---- the output
-constexpr uint32_t kOutputShared = 2 * kImageBytes + kStateFragBytes + kImageBytes + kDeltaBlock * 4 + 1024;
+constexpr uint32_t kOutputShared = 2 * kImageBytes + kStateFragBytes + kXBytes + kDeltaBlock * 4 + 1024;
 
 __global__ void __launch_bounds__(128) output_kernel(const __grid_constant__ DeltaParams p) {
   pdl_wait();
@@ -387,7 +398,7 @@ __global__ void __launch_bounds__(128) output_kernel(const __grid_constant__ Del
   const uint32_t q_image = shared_address(base), k_image = q_image + kImageBytes;
   const unsigned char* state = base + 2 * kImageBytes;
   const unsigned char* x_frags = state + kStateFragBytes;
-  auto* gamma = reinterpret_cast<float*>(base + 2 * kImageBytes + kStateFragBytes + kImageBytes);
+  auto* gamma = reinterpret_cast<float*>(base + 2 * kImageBytes + kStateFragBytes + kXBytes);
   const int block = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y);
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(lane_id()), g = lane / 4,
             t = lane % 4;
@@ -396,7 +407,7 @@ __global__ void __launch_bounds__(128) output_kernel(const __grid_constant__ Del
   start_copies<4>({{q_image, p.q + key_tile * kImageBytes, kImageBytes},
                    {k_image, p.k + key_tile * kImageBytes, kImageBytes},
                    {shared_address(state), p.state + tile * kStateFragBytes, kStateFragBytes},
-                   {shared_address(x_frags), p.x + tile * kImageBytes, kImageBytes}});
+                   {shared_address(x_frags), p.x + tile * kXBytes, kXBytes}});
   const int row[2] = {16 * warp + g, 16 * warp + g + 8};
   uint32_t gates[2][16];
 #pragma unroll
@@ -437,7 +448,7 @@ __global__ void __launch_bounds__(128) output_kernel(const __grid_constant__ Del
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
     if (step > warp) continue;
-    uint32_t a[4];
+    uint32_t high[4], low[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int half = i % 2, j = 16 * step + i / 2 * 8 + 2 * t;
@@ -447,13 +458,19 @@ __global__ void __launch_bounds__(128) output_kernel(const __grid_constant__ Del
         value[e] = j + e <= row[half] ? scores[2 * step + i / 2][2 * half + e] *
                                             exp2_fast((gamma_row[half] - gamma[j + e]) * kLog2E)
                                       : 0.0f;
-      a[i] = bf16_pair(value[0], value[1]);
+      const Parts score = parts_of(value[0], value[1]);
+      high[i] = score.high, low[i] = score.low;
     }
 #pragma unroll
     for (int dv = 0; dv < 8; ++dv) {
-      const uint4 b = load_frag(x_frags, dv * 4 + step);
-      multiply(o[2 * dv], a, b.x, b.z);
-      multiply(o[2 * dv + 1], a, b.y, b.w);
+      const uint4 b = load_frag(x_frags, dv * 4 + step),
+                  rest = load_frag(x_frags + kImageBytes, dv * 4 + step);
+      multiply(o[2 * dv], high, b.x, b.z);
+      multiply(o[2 * dv + 1], high, b.y, b.w);
+      multiply(o[2 * dv], low, b.x, b.z);
+      multiply(o[2 * dv + 1], low, b.y, b.w);
+      multiply(o[2 * dv], high, rest.x, rest.z);
+      multiply(o[2 * dv + 1], high, rest.y, rest.w);
     }
   }
 #pragma unroll

@@ -149,9 +149,9 @@ DeltaParams delta_params(const DeltaArgs& args) {
   p.q = take(args.n_key_heads, kImageBytes);
   p.k = take(args.n_key_heads, kImageBytes);
   p.v = take(args.n_value_heads, kImageBytes);
-  p.u = take(args.n_value_heads, kImageBytes);
+  p.u = take(args.n_value_heads, kUBytes);
   p.w = take(args.n_value_heads, kImageBytes);
-  p.x = take(args.n_value_heads, kImageBytes);
+  p.x = take(args.n_value_heads, kXBytes);
   p.state = take(args.n_value_heads, kStateFragBytes);
   p.gamma = reinterpret_cast<float*>(take(args.n_value_heads, kDeltaBlock * sizeof(float)));
   p.decay = reinterpret_cast<float*>(take(args.n_value_heads, kDeltaBlock * sizeof(float)));

@@ -72,6 +72,7 @@ __global__ void __launch_bounds__(kExpertThreads) experts_linear_rows(ExpertsLin
     mbarrier_init(barrier, 1);
     mbarrier_init_fence();
   }
+  warp_sync();  // the compiler initialises by an instruction of the whole warp
   pdl_wait();
   pdl_trigger();
   if (threadIdx.x == 0) {
