@@ -100,7 +100,8 @@ class Comparison {
   // tok/s of one policy in a turn of its own.
   double measure(const plan::Policy& policy, bool is_decode, int length, bool is_first) {
     check_interrupted();
-    const engine::MemoryOptions memory{.context = length + o_.tokens + kTurnWarmUpTokens, .n_cached_states = 0};
+    const engine::MemoryOptions memory{.context = length + o_.tokens + kTurnWarmUpTokens,
+                                       .n_cached_states = 0};
     const engine::MemoryPlan planned =
         engine::plan_memory(model_.device(), model_.dims(), policy, weight_bytes_, memory);
     engine::DeviceExecutor executor(model_.device(), model_.dims(), policy, planned, model_.n_tokens());

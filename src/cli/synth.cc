@@ -33,7 +33,8 @@ std::vector<int32_t> random_prompt(uint64_t seed, int n_tokens, int vocab) {
   return prompt;
 }
 
-std::vector<engine::LayerRouting> count_routing(const SynthOptions& o, const model::Dims& dims, int64_t n_bytes) {
+std::vector<engine::LayerRouting> count_routing(const SynthOptions& o, const model::Dims& dims,
+                                                int64_t n_bytes) {
   ProgressBar bar("counting routes");
   return engine::count_routing(o.folder, random_prompt(o.seed, o.routing, dims.vocab), {.threads = o.threads},
                                [&](int64_t done, int64_t total) {

@@ -188,8 +188,7 @@ class Engine::Loop {
     scheduler_.cancel_all(Finish::cancelled, Fault::device, kShuttingDown);
     {
       const std::lock_guard lock(mutex_);
-      queue_.remove_if(
-          [](const Pending& pending) { return end(pending, kShuttingDown), true; });
+      queue_.remove_if([](const Pending& pending) { return end(pending, kShuttingDown), true; });
       stopped_ = true;
       has_stopped_.notify_all();
     }
