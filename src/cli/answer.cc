@@ -40,7 +40,10 @@ void keep_on_disk(engine::Assistant& assistant, const DiskOptions& disk) {
 }
 
 std::unique_ptr<engine::Assistant> load_assistant(const ModelOptions& options, const DiskOptions& disk) {
-  auto assistant = std::make_unique<engine::Assistant>(find_model(options.model), load_options(options));
+  engine::LoadOptions load = load_options(options);
+  engine::EngineOptions engine;
+  plan_for_sessions(load, engine);
+  auto assistant = std::make_unique<engine::Assistant>(find_model(options.model), load, engine);
   keep_on_disk(*assistant, disk);
   ProgressBar bar("loading");
   assistant->load([&](int64_t done, int64_t total) {

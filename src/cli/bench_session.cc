@@ -90,12 +90,17 @@ Json measure_session(engine::Engine& engine, int length, const BenchOptions& o) 
     cold_ms.push_back(cold.timings.ttft_ms);
     ratio.push_back(cold.timings.ttft_ms / warm.timings.ttft_ms);
   }
-  if (!o.json)
+  if (!o.json) {
+    const auto shown = [](const std::vector<double>& values, int digits) {
+      const Spread s = spread_of(values);
+      return fmt::format("{:.{}f} ({:.{}f} .. {:.{}f})", s.median, digits, s.min, digits, s.max, digits);
+    };
     fmt::print(
-        "turn {} of a session of {} tokens, {} of them new: its answer starts {:.1f} times sooner than after "
-        "a "
-        "cold read ({:.1f} .. {:.1f})\n",
-        o.session, length, o.new_tokens, spread_of(ratio).median, spread_of(ratio).min, spread_of(ratio).max);
+        "turn {} of a session of {} tokens, {} of them new: first token after {} ms; after a cold read of "
+        "the "
+        "same prompt {} ms; {} times sooner\n",
+        o.session, length, o.new_tokens, shown(warm_ms, 1), shown(cold_ms, 1), shown(ratio, 1));
+  }
   return {{"phase", "session"},
           {"length", length},
           {"turn", o.session},

@@ -8,8 +8,18 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/memory_limit.h"
 
 namespace lily::cli {
+namespace {
+
+// Of the budget for memory, beside what the program takes before it loads: 128 MiB of answers that are
+// remembered, 64 MiB of stored responses, and requests, compiled steps and threads (tests/soak/memory.py).
+constexpr int64_t kProgramBytes = int64_t{256} << 20;
+// Of the machine's memory, one part in so many is left to others, at most 1 GiB.
+constexpr int64_t kLeastAvailableShare = 20;
+
+}  // namespace
 
 void add_model_options(CLI::App& command, ModelOptions& options) {
   command.add_option("-m,--model", options.model,
@@ -60,6 +70,13 @@ engine::LoadOptions load_options(const ModelOptions& options) {
   load.memory.context = options.ctx;
   if (!options.profile.empty()) load.trace = std::make_shared<Trace>(options.profile);
   return load;
+}
+
+void plan_for_sessions(engine::LoadOptions& load, engine::EngineOptions& options) {
+  load.memory.shared_pool = true;
+  load.memory.program_bytes = kProgramBytes;
+  options.available_memory = available_memory;
+  options.least_available_bytes = std::min<int64_t>(int64_t{1} << 30, memory_limit() / kLeastAvailableShare);
 }
 
 std::atomic<bool>& interrupted() {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "engine/engine.h"
 #include "engine/load.h"
 #include "model/checkpoint.h"
 #include "plan/policy.h"
@@ -70,6 +71,9 @@ plan::Policy chosen_policy(const backend::Device& device, const model::Dims& dim
 
 // The same for the engine.
 engine::LoadOptions load_options(const ModelOptions& options);
+// For a program that answers: states and KV have one budget, which shrinks when the machine's memory is
+// short.
+void plan_for_sessions(engine::LoadOptions& load, engine::EngineOptions& options);
 
 // True once Ctrl-C was pressed; reset by the interactive chat after each answer.
 std::atomic<bool>& interrupted();

@@ -7,6 +7,7 @@
 #include <new>
 
 #include "base/error.h"
+#include "base/terminate.h"
 #include "cli/ablate.h"
 #include "cli/command.h"
 #include "cli/line_editor.h"
@@ -33,6 +34,7 @@ int complain(const char* message, int code) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  lily::end_cleanly_without_memory();
   using namespace lily;
   using namespace lily::cli;
   std::signal(SIGINT, on_interrupt);

@@ -140,15 +140,20 @@ int run_serve(ServeOptions o) {
   engine::LoadOptions load = load_options(o.model);
   load.memory.max_sequences = o.parallel;
   load.memory.budget_bytes = static_cast<int64_t>(o.memory);
-  engine::Assistant assistant(folder, load, {.max_sequences = o.parallel, .queue_capacity = o.queue});
+  engine::EngineOptions options{.max_sequences = o.parallel, .queue_capacity = o.queue};
+  plan_for_sessions(load, options);
+  engine::Assistant assistant(folder, load, options);
   keep_on_disk(assistant, o.disk);
   if (o.replay == "off") assistant.set_replay(0);
   const engine::MemoryPlan& memory = assistant.model()->memory();
   fmt::print(
-      stderr, "lily: {} on {}: {} weights, {} KV for {} x {} tokens, {} states, {} scratch; {} of {}\n",
+      stderr,
+      "lily: {} on {}: {} weights, {} KV for {} x {} tokens, {} states, {} more for earlier prompts, {} "
+      "scratch, {} for the program; {} of {}\n",
       folder, assistant.backend(), human_bytes(memory.weight_bytes), human_bytes(memory.kv_bytes),
-      memory.max_sequences, memory.context, human_bytes(memory.state_bytes),
-      human_bytes(memory.scratch_bytes), human_bytes(memory.total_bytes()), human_bytes(memory.budget_bytes));
+      memory.max_sequences, memory.context, human_bytes(memory.state_bytes), human_bytes(memory.cache_bytes),
+      human_bytes(memory.scratch_bytes), human_bytes(memory.program_bytes), human_bytes(memory.total_bytes()),
+      human_bytes(memory.budget_bytes));
 
   server::HttpServer http(o.http);
   const int port = http.bind();
@@ -214,7 +219,8 @@ void add_serve(CLI::App& app, Action& action) {
       ->capture_default_str();
   command
       ->add_option("--memory", options->memory,
-                   "Bytes that weights, states and KV may take, as in 20GB; 0: what the device has")
+                   "Bytes that weights, states, KV and the program itself may take, as in 20GB; 0: what the "
+                   "device has")
       ->transform(CLI::AsSizeValue(true));
   add_disk_options(*command, options->disk);
   command->add_flag("--preserve-thinking", options->preserve_thinking,

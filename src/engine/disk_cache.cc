@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/folder.h"
 #include "base/log.h"
 #include "base/printable.h"
 

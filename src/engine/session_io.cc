@@ -1,19 +1,18 @@
 #include "engine/session_io.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <memory>
 #include <random>
 #include <string_view>
 #include <system_error>
 #include <utility>
 
 #include "base/error.h"
+#include "base/folder.h"
 #include "base/printable.h"
 
 namespace lily::engine {
@@ -111,15 +110,6 @@ void SessionWriter::publish() {
     ::fsync(fd);
     ::close(fd);
   }
-}
-
-void for_each_name(const fs::path& folder, const std::function<void(const char*)>& visit) {
-  struct Close {
-    void operator()(DIR* dir) const { ::closedir(dir); }
-  };
-  const std::unique_ptr<DIR, Close> dir(::opendir(folder.c_str()));
-  if (!dir) return;
-  while (const dirent* const entry = ::readdir(dir.get())) visit(entry->d_name);
 }
 
 void remove_left_over(const fs::path& folder) {

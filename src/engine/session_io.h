@@ -2,7 +2,6 @@
 #pragma once
 
 #include <filesystem>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -53,10 +52,6 @@ class SessionWriter {
   int piece_ = 0;
   std::string bytes_;
 };
-
-// The names in a folder; none if it cannot be read. std::filesystem's iterator would end the program where
-// there is no memory for a name.
-void for_each_name(const std::filesystem::path& folder, const std::function<void(const char*)>& visit);
 
 // Removes what killed writers have left in a folder. Files of living ones are locked and stay.
 void remove_left_over(const std::filesystem::path& folder);

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/folder.h"
 #include "base/printable.h"
 #include "model/foreign.h"
 #include "model/json_strict.h"
@@ -30,13 +31,11 @@ bool is_mtp_file(std::string_view name) { return starts_with(name, "mtp"); }
 // Names of the safetensors files of the folder, sorted.
 std::vector<std::string> file_names(const fs::path& folder) {
   std::vector<std::string> names;
-  std::error_code error;
-  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
-    std::string name = it->path().filename().string();
+  const std::error_code error = for_each_name(folder, [&](std::string name) {
     if (name.size() > kSuffix.size() &&
         std::string_view(name).substr(name.size() - kSuffix.size()) == kSuffix)
       names.push_back(std::move(name));
-  }
+  });
   if (error) fail(Fault::model, "{}: cannot be listed: {}", printable(folder.string(), 400), error.message());
   std::sort(names.begin(), names.end());
   return names;

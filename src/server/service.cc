@@ -269,6 +269,10 @@ Json Service::cache() const {
                 {"disk", 0}}},
               {"kv_blocks", {{"free", s.n_free_blocks}, {"total", s.n_blocks}}},
               {"state_slots", {{"free", s.n_free_states}, {"total", s.n_states}}}};
+  if (s.pool_bytes > 0)
+    out["memory"] = {{"resident_bytes", s.resident_bytes},
+                     {"budget_bytes", s.pool_bytes},
+                     {"given_back_bytes", s.given_back_bytes}};
   if (engine::DiskCache* const disk = assistant_.disk_cache()) {
     const engine::DiskCacheStats d = disk->stats();
     out["disk"] = {
@@ -327,6 +331,12 @@ std::string Service::metrics() const {
   add("kv_blocks_free", "gauge", "Blocks of the KV cache that nobody holds.", s.n_free_blocks);
   add("state_slots", "gauge", "Recurrent states that fit.", s.n_states);
   add("state_slots_free", "gauge", "Recurrent states that nobody holds.", s.n_free_states);
+  if (s.pool_bytes > 0) {
+    add("pool_bytes", "gauge", "Budget of KV and states together.", s.pool_bytes);
+    add("pool_resident_bytes", "gauge", "Of these: memory in use.", s.resident_bytes);
+    add("pool_given_back_bytes_total", "counter", "Given back because the machine's memory was short.",
+        s.given_back_bytes);
+  }
   return out;
 }
 

@@ -4,6 +4,8 @@
 //
 // There are thousands of allocations, so a run tries some of them, others each time; --every tries all.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -12,6 +14,7 @@
 #include <random>
 
 #include "base/error.h"
+#include "base/terminate.h"
 #include "engine/disk_cache.h"
 #include "engine/engine.h"
 #include "engine/load.h"
@@ -71,8 +74,9 @@ class Faults : public testing::Test {
   }
   static void TearDownTestSuite() { delete folder_; }
 
-  static LoadOptions load_options() {
-    LoadOptions load{.backend = "cpu", .threads = 2, .kv = plan::FloatType::f32};
+  // Steps allocate nothing on other threads than the engine's; loading does.
+  static LoadOptions load_options(int n_threads = 1) {
+    LoadOptions load{.backend = "cpu", .threads = n_threads, .kv = plan::FloatType::f32};
     load.memory.context = kContext;
     load.memory.n_cached_states = 4;
     return load;
@@ -86,6 +90,26 @@ class Faults : public testing::Test {
     for (int i = 0; i < n_prompt; ++i) r.prompt.push_back((i * 37 + i / 7) % n_tokens());
     r.sampling.temperature = 0;
     return r;
+  }
+
+  struct Loaded {
+    Allocations allocations;
+    std::string error;
+  };
+  static Loaded load_with(int64_t failing) {
+    Loaded loaded;
+    test::fail_allocation(failing);
+    try {
+      const model::Checkpoint opened = checkpoint();
+      LoadedModel model(opened, n_tokens(), load_options(2));
+      model.load();
+      const Engine engine(model.make_executor());
+    } catch (const std::exception& e) {
+      const Exempt exempt;
+      loaded.error = e.what();
+    }
+    loaded.allocations = test::stop_failing();
+    return loaded;
   }
 
   // What a failed allocation may be called.
@@ -140,22 +164,28 @@ class Faults : public testing::Test {
 
 test::TempFolder* Faults::folder_ = nullptr;
 
+// Exit codes of a process that loads.
+constexpr int kEndedCleanly = 1, kFailed = 10, kDidNotFail = 11, kUnclear = 12;
+
 TEST_F(Faults, WhileLoading) {
-  with_each_failing("load", [&](int64_t place) {
-    std::string error;
-    test::fail_allocation(place);
-    try {
-      const model::Checkpoint opened = checkpoint();
-      LoadedModel model(opened, n_tokens(), load_options());
-      model.load();
-      const Engine engine(model.make_executor());
-    } catch (const std::exception& e) {
-      const Exempt exempt;
-      error = e.what();
+  // In a process of its own: the destructors of a library take memory too, and there the program may only
+  // end.
+  with_each_failing("load", [&](int64_t place) -> Allocations {
+    if (place < 0) return load_with(place).allocations;
+    std::fflush(nullptr);
+    const pid_t child = ::fork();
+    if (child == 0) {
+      end_cleanly_without_memory();
+      const Loaded loaded = load_with(place);
+      if (!loaded.error.empty() && !is_clear(loaded.error)) std::_Exit(kUnclear);
+      std::_Exit(loaded.allocations.failed ? kFailed : kDidNotFail);
     }
-    const Allocations allocations = test::stop_failing();
-    if (!error.empty()) EXPECT_TRUE(is_clear(error)) << error;
-    return allocations;
+    int status = 0;
+    EXPECT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFEXITED(status)) << "signal " << WTERMSIG(status);
+    const int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    EXPECT_TRUE(code == kFailed || code == kDidNotFail || code == kEndedCleanly) << "exit code " << code;
+    return {.failed = code != kDidNotFail};
   });
   // After all that a model can still be loaded and answers.
   const model::Checkpoint opened = checkpoint();

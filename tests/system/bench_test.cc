@@ -81,5 +81,23 @@ TEST_F(BenchAgainst, APeerThatFailsIsToldInOneLine) {
   EXPECT_EQ(bench("--vs /nowhere/peer").exit_code, 2);
 }
 
+TEST(BenchSession, SaysBothTimesToTheFirstTokenAndTheirRatio) {
+  const std::string command =
+      "bench -m models/lily-tiny --threads 1 --session 3 --new 20 --lengths 400 --rounds 1 --tokens 4";
+  const Outcome document = lily(command + " --json");
+  ASSERT_EQ(document.exit_code, 0) << document.err;
+  const Json result = Json::parse(document.out)["results"].at(0);
+  const double warm = result["warm_ttft_ms"]["median"], cold = result["cold_ttft_ms"]["median"];
+  EXPECT_GT(warm, 0);
+  EXPECT_NEAR(result["ratio"]["median"].get<double>(), cold / warm, 1e-6 * cold / warm);
+  EXPECT_GE(result["cached_tokens"], 400 - 20 - 4 - 1) << "the last turn reads what is new";
+
+  const Outcome text = lily(command);
+  ASSERT_EQ(text.exit_code, 0) << text.err;
+  for (const char* part : {"turn 3 of a session of 400 tokens, 20 of them new", "first token after",
+                           "after a cold read of the same prompt", "times sooner"})
+    EXPECT_NE(text.out.find(part), std::string::npos) << part << " in " << text.out;
+}
+
 }  // namespace
 }  // namespace lily::test
