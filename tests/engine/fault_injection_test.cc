@@ -225,22 +225,30 @@ TEST_F(LoadedFaults, WhileAPromptIsRead) {
 }
 
 TEST_F(LoadedFaults, WhileTokensAreWritten) {
+  const auto allocations_of = [&](int n_answer, int64_t failing, std::vector<int32_t>& ids,
+                                  std::string& error, Engine& engine) {
+    GenerateRequest asked = request();
+    asked.max_tokens = n_answer;
+    test::fail_allocation(failing);
+    ids = ask(engine, std::move(asked), error);
+    return test::stop_failing();
+  };
+  std::vector<int32_t> ids;
+  std::string error;
+  // What comes before the second token is the prompt's.
+  int64_t n_of_prompt = 0;
+  {
+    Engine engine(model_.make_executor());
+    n_of_prompt = allocations_of(1, -1, ids, error, engine).n;
+  }
   with_each_failing("decode", [&](int64_t place) {
     Engine engine(model_.make_executor());
-    Generation generation = engine.generate(request());
-    std::optional<Event> event;
-    do event = generation.next();
-    while (event && std::get_if<Token>(&*event) == nullptr);
-    const auto* first = event ? std::get_if<Token>(&*event) : nullptr;
-    std::vector<int32_t> ids;
-    if (first != nullptr) ids.push_back(first->id);
-    ids.reserve(2 * kAnswer);
-    std::string error;
-    test::fail_allocation(place);
-    for (const int32_t id : read(generation, error)) ids.push_back(id);
-    const Allocations allocations = test::stop_failing();
+    error.clear();
+    Allocations allocations =
+        allocations_of(kAnswer, place < 0 ? -1 : n_of_prompt + place, ids, error, engine);
     expect_right(ids, error, right_);
     EXPECT_EQ(expected(engine, request()), right_) << "the same engine afterwards";
+    allocations.n -= n_of_prompt;
     return allocations;
   });
 }
