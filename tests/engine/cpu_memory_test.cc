@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -20,6 +19,7 @@
 #include "tests/support/cpu_backends.h"
 #include "tests/support/error_of.h"
 #include "tests/support/golden.h"
+#include "tests/support/peak_memory.h"
 #include "tests/support/temp_folder.h"
 
 namespace lily::engine {
@@ -139,19 +139,8 @@ TEST_P(CpuMemory, A24GiBMachineHolds32KTokensOfTheRealModel) {
 
 INSTANTIATE_TEST_SUITE_P(OnEach, CpuMemory, testing::ValuesIn(test::cpu_backends()), test::backend_test_name);
 
-// A line of /proc/self/status in bytes, where there is such a file.
-std::optional<int64_t> status_bytes(const std::string& key) {
-  std::ifstream in("/proc/self/status");
-  for (std::string line; std::getline(in, line);)
-    if (line.starts_with(key + ":")) return std::stoll(line.substr(key.size() + 1)) * 1024;
-  return std::nullopt;
-}
-
-// Starts the peak anew from the memory in use.
-bool reset_peak() {
-  std::ofstream out("/proc/self/clear_refs");
-  return static_cast<bool>(out << "5" << std::flush);
-}
+using test::reset_peak;
+using test::status_bytes;
 
 class CpuWeights : public testing::Test {
  protected:

@@ -2,13 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
-#include <fstream>
-#include <optional>
 #include <string>
 
 #include "model/weight_store.h"
 #include "model/weight_stream.h"
 #include "tests/support/checkpoint_writer.h"
+#include "tests/support/peak_memory.h"
 #include "tests/support/temp_folder.h"
 
 namespace lily::model {
@@ -16,19 +15,8 @@ namespace {
 
 constexpr int64_t kAllowedExtra = 256'000'000;
 
-// A line of /proc/self/status in bytes, where there is such a file.
-std::optional<int64_t> status_bytes(const std::string& key) {
-  std::ifstream in("/proc/self/status");
-  for (std::string line; std::getline(in, line);)
-    if (line.rfind(key + ":", 0) == 0) return std::stoll(line.substr(key.size() + 1)) * 1024;
-  return std::nullopt;
-}
-
-// Starts the peak anew from the memory in use.
-bool reset_peak() {
-  std::ofstream out("/proc/self/clear_refs");
-  return static_cast<bool>(out << "5" << std::flush);
-}
+using test::reset_peak;
+using test::status_bytes;
 
 class LoadMemory : public testing::Test {
  protected:
