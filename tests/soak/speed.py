@@ -10,6 +10,9 @@ token takes less than a millisecond, and 0.97 for a model of full size.
 The two alternate, round by round, so that a machine that gets busier or slower hits both. `bench` is what the engine writes
 without a server; `server` what reaches a client that reads a stream, from its first token to its last one by the client's
 clock.
+
+A checkpoint of `lily synth` has no tokenizer, which a server needs. It is then served from a folder of links beside which
+lies lily-tiny's tokenizer, filled up with made-up tokens to the vocabulary's size, so that as many tokens are candidates.
 """
 import argparse
 import http.client
@@ -20,9 +23,11 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]  # of the repository; elsewhere both paths have to be given
+TINY = ROOT / "models/lily-tiny"
 FULL_SIZE_BYTES = 1 << 30
 
 
@@ -30,6 +35,22 @@ def free_port():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
+
+
+def with_tokenizer(model, folder):
+    """The model with lily-tiny's tokenizer and template; more tokens up to the number of rows of its head."""
+    for file in model.iterdir():
+        (folder / file.name).symlink_to(file.resolve())
+    for name in ("tokenizer_config.json", "chat_template.jinja"):
+        (folder / name).symlink_to(TINY / name)
+    config = json.loads((model / "config.json").read_text())
+    n_rows = config.get("text_config", config)["vocab_size"]
+    tokenizer = json.loads((TINY / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    first = 1 + max(*vocabulary.values(), *(token["id"] for token in tokenizer["added_tokens"]))
+    vocabulary.update((f"made-up-{i}", i) for i in range(first, n_rows))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return folder
 
 
 def bench(options):
@@ -65,7 +86,7 @@ def served(port, options, rng, n_tokens):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--lily", default=str(ROOT / "build/release/lily"))
-    parser.add_argument("-m", "--model", default=str(ROOT / "models/lily-tiny"))
+    parser.add_argument("-m", "--model", default=str(TINY))
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=256)
@@ -75,8 +96,14 @@ def main():
     if options.least is None:
         n_bytes = sum(file.stat().st_size for file in pathlib.Path(options.model).glob("*.safetensors"))
         options.least = 0.97 if n_bytes >= FULL_SIZE_BYTES else 0.85
+    with tempfile.TemporaryDirectory() as folder:
+        model = pathlib.Path(options.model)
+        return compare(options, model if (model / "tokenizer.json").exists() else with_tokenizer(model, pathlib.Path(folder)))
+
+
+def compare(options, served_model):
     port = free_port()
-    server = subprocess.Popen([options.lily, "serve", "-m", options.model, "--port", str(port), "--parallel", "1",
+    server = subprocess.Popen([options.lily, "serve", "-m", str(served_model), "--port", str(port), "--parallel", "1",
                                "--ctx", str(options.length + options.tokens + 1), "--quiet", *options.more],
                               stderr=subprocess.PIPE, text=True)
     try:
