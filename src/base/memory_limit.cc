@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 // Version 1 writes a number near 2^63 for "no limit", version 2 the word max.
 constexpr int64_t kNoLimit = int64_t{1} << 60;
 
-int64_t limit_in(const fs::path& file) {
+int64_t limit_in(const std::string& file) {
   std::ifstream in(file);
   int64_t limit = 0;
   return in >> limit && limit > 0 && limit < kNoLimit ? limit : 0;
@@ -27,7 +27,8 @@ int64_t limit_in(const fs::path& file) {
 
 int64_t smaller(int64_t a, int64_t b) { return a == 0 ? b : b == 0 ? a : std::min(a, b); }
 
-// Calls visit(folder, is_v2) for the memory controller's groups of a process and their parents.
+// Calls visit(folder, is_v2) for the memory controller's groups of a process and their parents. Folders are
+// strings, and end with a slash: where memory is short, libstdc++ 12's operator/ of paths frees twice.
 template <typename F>
 void for_each_group(const fs::path& cgroup_file, const fs::path& mount, F visit) {
   std::ifstream in(cgroup_file);
@@ -38,22 +39,25 @@ void for_each_group(const fs::path& cgroup_file, const fs::path& mount, F visit)
     const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
     const bool is_v2 = controllers == ",,", is_memory = controllers.find(",memory,") != std::string::npos;
     if (!is_v2 && !is_memory) continue;
-    const fs::path root = is_v2 ? mount : mount / "memory";
-    fs::path group = fs::path(line.substr(second + 1)).relative_path();
-    while (true) {
-      visit(root / group, is_v2);
-      if (group.empty()) break;
-      group = group.parent_path();
+    const std::string root = mount.string() + (is_v2 ? "/" : "/memory/");
+    std::string group = line.substr(second + 1);
+    group.erase(0, group.find_first_not_of('/'));
+    while (!group.empty()) {
+      if (group.back() != '/') group += '/';
+      visit(root + group, is_v2);
+      group.erase(group.find_last_not_of('/') + 1);
+      group.erase(group.rfind('/') + 1);  // the parent, or nothing
     }
+    visit(root, is_v2);
   }
 }
 
-int64_t limit_of(const fs::path& group, bool is_v2) {
-  return limit_in(group / (is_v2 ? "memory.max" : "memory.limit_in_bytes"));
+int64_t limit_of(const std::string& group, bool is_v2) {
+  return limit_in(group + (is_v2 ? "memory.max" : "memory.limit_in_bytes"));
 }
 
 // The number behind a name in a file of lines "name number"; 0 without one.
-int64_t number_of(const fs::path& file, std::string_view name) {
+int64_t number_of(const std::string& file, std::string_view name) {
   std::ifstream in(file);
   int64_t value = 0;
   for (std::string line; std::getline(in, line);) {
@@ -68,19 +72,20 @@ int64_t number_of(const fs::path& file, std::string_view name) {
 
 int64_t cgroup_limit(const fs::path& cgroup_file, const fs::path& mount) {
   int64_t limit = 0;
-  for_each_group(cgroup_file, mount,
-                 [&](const fs::path& group, bool is_v2) { limit = smaller(limit, limit_of(group, is_v2)); });
+  for_each_group(cgroup_file, mount, [&](const std::string& group, bool is_v2) {
+    limit = smaller(limit, limit_of(group, is_v2));
+  });
   return limit;
 }
 
 int64_t cgroup_available(const fs::path& cgroup_file, const fs::path& mount) {
   int64_t least = -1;
-  for_each_group(cgroup_file, mount, [&](const fs::path& group, bool is_v2) {
+  for_each_group(cgroup_file, mount, [&](const std::string& group, bool is_v2) {
     const int64_t limit = limit_of(group, is_v2);
     int64_t used = 0;
-    if (limit == 0 || !(std::ifstream(group / (is_v2 ? "memory.current" : "memory.usage_in_bytes")) >> used))
+    if (limit == 0 || !(std::ifstream(group + (is_v2 ? "memory.current" : "memory.usage_in_bytes")) >> used))
       return;
-    const int64_t files = number_of(group / "memory.stat", is_v2 ? "inactive_file" : "total_inactive_file");
+    const int64_t files = number_of(group + "memory.stat", is_v2 ? "inactive_file" : "total_inactive_file");
     const int64_t left = std::max<int64_t>(0, limit - used + files);
     least = least < 0 ? left : std::min(least, left);
   });

@@ -24,7 +24,10 @@ bool fails_now() {
 }
 
 void* allocate(std::size_t n, std::size_t alignment) {
-  if (fails_now()) throw std::bad_alloc();
+  if (fails_now()) {
+    if (const std::new_handler handler = std::get_new_handler()) handler();  // as the library's does
+    throw std::bad_alloc();
+  }
   if (n == 0) n = 1;
   void* const memory = alignment == 0
                            ? std::malloc(n)
