@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "base/error.h"
 
@@ -37,10 +38,14 @@ float uniform(uint64_t seed, uint32_t sequence, uint32_t step) {
 std::vector<Candidate> top_candidates(std::span<const float> logits, int64_t n) {
   std::vector<Candidate> all(logits.size());
   for (size_t i = 0; i < logits.size(); ++i) all[i] = {static_cast<int32_t>(i), without_nan(logits[i])};
-  const auto kept = static_cast<size_t>(std::clamp<int64_t>(n, 0, static_cast<int64_t>(all.size())));
-  std::partial_sort(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(kept), all.end(), before);
-  all.resize(kept);
-  return all;
+  return first_candidates(std::move(all), n);
+}
+
+std::vector<Candidate> first_candidates(std::vector<Candidate> some, int64_t n) {
+  const auto kept = static_cast<size_t>(std::clamp<int64_t>(n, 0, static_cast<int64_t>(some.size())));
+  std::partial_sort(some.begin(), some.begin() + static_cast<std::ptrdiff_t>(kept), some.end(), before);
+  some.resize(kept);
+  return some;
 }
 
 int32_t greedy_token(std::span<const float> logits) {

@@ -33,6 +33,8 @@ struct Candidate {
 // The n largest by falling logit, then rising id; fewer where the row is shorter. NaN counts as minus
 // infinity.
 std::vector<Candidate> top_candidates(std::span<const float> logits, int64_t n);
+// The same out of some candidates in any order, without NaN.
+std::vector<Candidate> first_candidates(std::vector<Candidate> some, int64_t n);
 int32_t greedy_token(std::span<const float> logits);  // lowest id on ties
 float logsumexp(std::span<const float> logits);       // sum in double
 
