@@ -108,20 +108,21 @@ std::string find_model(const std::string& asked) {
   std::string name = asked.empty() ? environment("LILY_MODEL") : asked;
   if (!name.empty()) {
     if (is_model(name)) return name;
+    const std::string shown = printable(name, 400);
     refuse_foreign(name, name);
     if (looks_like_hub_name(name)) {
       if (const fs::path found = find_pulled(name); !found.empty()) return found.string();
       refuse_foreign_pulled(name);
       if (is_begun(name))
-        fail(Fault::user, "model '{}' has been downloaded in part only; lily pull {} goes on", name, name);
+        fail(Fault::user, "model '{}' has been downloaded in part only; lily pull {} goes on", shown, shown);
       fail(Fault::user,
            "model '{}' is neither a folder with a config.json nor in a download cache of this machine; lily "
            "pull {} "
            "downloads it",
-           name, name);
+           shown, shown);
     }
     fail(Fault::user,
-         "'{}' is not a model: there is no config.json in it; name a checkpoint's folder with -m", name);
+         "'{}' is not a model: there is no config.json in it; name a checkpoint's folder with -m", shown);
   }
   if (const fs::path found = find_pulled(hub::kRealModel); !found.empty()) return found.string();
   const fs::path bundled = find_bundled();

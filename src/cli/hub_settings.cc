@@ -45,6 +45,7 @@ std::string environment(const char* name) {
 hub::HubAddress hub_address() {
   hub::HubAddress address;
   if (const std::string endpoint = environment("HF_ENDPOINT"); !endpoint.empty()) address.endpoint = endpoint;
+  address.ca_file = environment(kTrustedCertificates);
   address.token = environment("HF_TOKEN");
   if (address.token.empty()) address.token = stored_token();
   const size_t end = address.token.find_last_not_of(" \t\r\n");

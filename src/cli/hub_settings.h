@@ -11,7 +11,12 @@ namespace lily::cli {
 
 std::string environment(const char* name);  // empty if it is not set
 
-// HF_ENDPOINT, and the access token from HF_TOKEN or the file that `hf auth login` writes.
+// A file of certificates to trust instead of the system's, as other programs know it: for networks whose
+// proxy looks into TLS, and for servers with a certificate of their own.
+inline constexpr const char* kTrustedCertificates = "SSL_CERT_FILE";
+
+// HF_ENDPOINT, kTrustedCertificates, and the access token from HF_TOKEN or the file that `hf auth login`
+// writes.
 hub::HubAddress hub_address();
 
 // HF_HUB_CACHE, else hub/ in HF_HOME, else huggingface/hub/ in XDG_CACHE_HOME or ~/.cache. Throws Fault::user

@@ -68,6 +68,7 @@ void print_page(const CLI::App& app) {
       "\\fBHF_HUB_CACHE\\fR, "
       "\\fBHF_HUB_OFFLINE\\fR\nThe hub's address, access token and download cache, as its other tools know "
       "them.\n"
+      ".TP\n\\fBSSL_CERT_FILE\\fR\nCertificates that are trusted instead of the system's.\n"
       ".TP\n\\fBNO_COLOR\\fR\nNo colours.\n"
       ".SH EXIT STATUS\n0 done, 1 failed, 2 wrong usage, 130 interrupted.\n");
 }

@@ -81,8 +81,7 @@ void add_pull(CLI::App& app, Action& action) {
       "Ends whole and verified, or resumes where it stopped when it is run again. Prints the folder on "
       "stdout.\n"
       "Known variables: HF_ENDPOINT, HF_TOKEN, HF_TOKEN_PATH, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE, "
-      "https_proxy, "
-      "no_proxy.\n\n"
+      "SSL_CERT_FILE, https_proxy, no_proxy.\n\n"
       "Examples:\n  lily pull\n  lily pull mlx-community/Qwen3.6-35B-A3B-8bit\n"
       "  HF_HUB_CACHE=/mnt/big lily pull");
   command->callback([options, &action] { action = [options] { return run_pull(*options); }; });

@@ -12,8 +12,9 @@
 #include "base/log.h"
 #include "cli/answer.h"
 #include "cli/command.h"
+#include "cli/hub_settings.h"
+#include "server/access.h"
 #include "server/http.h"
-#include "server/peer.h"
 
 namespace lily::cli {
 namespace {
@@ -98,6 +99,7 @@ void print_settings(const std::string& host, int port, const std::string& model,
 server::UpstreamOptions upstream_options(const std::vector<std::string>& texts,
                                          const std::string& local_model) {
   server::UpstreamOptions options;
+  options.ca_file = environment(kTrustedCertificates);
   for (const std::string& text : texts) {
     server::Upstream upstream = server::parse_upstream(text);
     const std::string variable = server::key_variable_of(upstream.name);

@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/error.h"
 #include "engine/request.h"
 #include "text/chat.h"
 #include "text/output_parser.h"
@@ -33,7 +34,16 @@ struct ToolChoice {
 struct OutputFormat {
   enum class Kind : uint8_t { text, json_object, json_schema };
   Kind kind = Kind::text;
-  nlohmann::ordered_json schema;  // of json_schema
+  nlohmann::ordered_json schema;          // of json_schema
+  std::string field = "response_format";  // of the request, for what is wrong with the schema
+};
+
+// A schema that an answer cannot be held to. `field` of the request has it: "response_format",
+// "tools[0].name".
+struct SchemaRefused : Error {
+  SchemaRefused(std::string at, const std::string& message)
+      : Error(Fault::user, message), field(std::move(at)) {}
+  std::string field;
 };
 
 struct Thinking {

@@ -3,17 +3,11 @@
 #include <iterator>
 #include <utility>
 
+#include "base/ascii.h"
 #include "base/sha256.h"
 
 namespace lily::engine {
 namespace {
-
-std::string_view trimmed(std::string_view text) {
-  constexpr std::string_view kSpace = " \t\r\n";
-  const size_t first = text.find_first_not_of(kSpace);
-  if (first == std::string_view::npos) return {};
-  return text.substr(first, text.find_last_not_of(kSpace) - first + 1);
-}
 
 // A part of a message, its length first, so that parts cannot run into each other.
 void add(std::string& out, std::string_view part) {

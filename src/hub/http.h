@@ -38,8 +38,8 @@ class HttpClient {
 };
 
 // Throws Fault::user in a build without libcurl. A client is used by one thread at a time and keeps its
-// connections.
-std::unique_ptr<HttpClient> make_http_client();
+// connections. `ca_file`: HubAddress::ca_file.
+std::unique_ptr<HttpClient> make_http_client(const std::string& ca_file);
 
 // "https://host:443", in lower case; empty if this is not an http or https URL.
 std::string origin_of(const std::string& url);

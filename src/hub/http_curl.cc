@@ -1,10 +1,7 @@
-#include <curl/curl.h>
-
 #include <algorithm>
 #include <charconv>
-#include <mutex>
 
-#include "base/error.h"
+#include "base/curl.h"
 #include "base/printable.h"
 #include "hub/http.h"
 
@@ -22,20 +19,6 @@ struct Transfer {
   const std::function<bool()>& stop;
   HttpReply reply;
 };
-
-std::string lower(std::string_view text) {
-  std::string out(text);
-  std::transform(out.begin(), out.end(), out.begin(),
-                 [](unsigned char c) { return static_cast<char>(c >= 'A' && c <= 'Z' ? c + 32 : c); });
-  return out;
-}
-
-std::string_view trimmed(std::string_view text) {
-  while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
-  while (!text.empty() && (text.back() == ' ' || text.back() == '\r' || text.back() == '\n'))
-    text.remove_suffix(1);
-  return text;
-}
 
 int64_t number(std::string_view text) {
   int64_t value = -1;
@@ -83,9 +66,8 @@ int on_progress(void* user, curl_off_t, curl_off_t, curl_off_t, curl_off_t) {
 
 class CurlClient : public HttpClient {
  public:
-  CurlClient() {
-    static std::once_flag once;
-    std::call_once(once, [] { curl_global_init(CURL_GLOBAL_DEFAULT); });
+  explicit CurlClient(std::string ca_file) : ca_file_(std::move(ca_file)) {
+    start_curl();
     handle_ = curl_easy_init();
     if (handle_ == nullptr) fail(Fault::device, "libcurl cannot be started; is there memory left?");
   }
@@ -98,22 +80,12 @@ class CurlClient : public HttpClient {
     Transfer transfer{handle_, on_body, stop, {}};
     char failure[CURL_ERROR_SIZE] = "";
     curl_easy_reset(handle_);  // keeps the connections
-    set(CURLOPT_URL, request.url.c_str());
-    set(CURLOPT_ERRORBUFFER, failure);
-    set(CURLOPT_USERAGENT, "lily");
-    set(CURLOPT_NOSIGNAL, 1L);
-    set(CURLOPT_FOLLOWLOCATION, 0L);
-#if LIBCURL_VERSION_NUM >= 0x075500
-    set(CURLOPT_PROTOCOLS_STR, "http,https");
-#else
-    set(CURLOPT_PROTOCOLS, static_cast<long>(CURLPROTO_HTTP | CURLPROTO_HTTPS));
-#endif
+    prepare_curl(handle_, request.url, ca_file_, failure);
     if (request.is_direct) set(CURLOPT_PROXY, "");
     set(CURLOPT_CONNECTTIMEOUT, kConnectTimeoutS);
     set(CURLOPT_LOW_SPEED_LIMIT, 1L);
     set(CURLOPT_LOW_SPEED_TIME, kStallS);
     set(CURLOPT_BUFFERSIZE, kReceiveBytes);
-    set(CURLOPT_NETRC, static_cast<long>(CURL_NETRC_IGNORED));
     set(CURLOPT_HEADERFUNCTION, on_header);
     set(CURLOPT_HEADERDATA, &transfer);
     set(CURLOPT_WRITEFUNCTION, on_bytes);
@@ -123,12 +95,10 @@ class CurlClient : public HttpClient {
     set(CURLOPT_XFERINFODATA, &transfer);
     const std::string range = fmt::format("{}-{}", request.begin, request.end - 1);
     if (request.end > 0) set(CURLOPT_RANGE, range.c_str());
-    curl_slist* headers = nullptr;
-    if (!request.token.empty())
-      headers = curl_slist_append(headers, ("Authorization: Bearer " + request.token).c_str());
-    set(CURLOPT_HTTPHEADER, headers);
+    CurlHeaders headers;
+    if (!request.token.empty()) headers.add("Authorization: Bearer " + request.token);
+    set(CURLOPT_HTTPHEADER, headers.get());
     const CURLcode code = curl_easy_perform(handle_);
-    curl_slist_free_all(headers);
 
     HttpReply reply = std::move(transfer.reply);
     long status = 0, tunnel_status = 0;
@@ -157,32 +127,22 @@ class CurlClient : public HttpClient {
  private:
   template <typename Value>
   void set(CURLoption option, Value value) {
-    const CURLcode code = curl_easy_setopt(handle_, option, value);
-    if (code != CURLE_OK) fail(Fault::device, "libcurl refuses an option: {}", curl_easy_strerror(code));
+    set_curl(handle_, option, value);
   }
 
+  const std::string ca_file_;
   CURL* handle_ = nullptr;
 };
 
 }  // namespace
 
-std::unique_ptr<HttpClient> make_http_client() { return std::make_unique<CurlClient>(); }
+std::unique_ptr<HttpClient> make_http_client(const std::string& ca_file) {
+  return std::make_unique<CurlClient>(ca_file);
+}
 
 std::string origin_of(const std::string& url) {
-  CURLU* parts = curl_url();
-  if (parts == nullptr) return {};
-  std::string origin;
-  char *scheme = nullptr, *host = nullptr, *port = nullptr;
-  if (curl_url_set(parts, CURLUPART_URL, url.c_str(), 0) == CURLUE_OK &&
-      curl_url_get(parts, CURLUPART_SCHEME, &scheme, 0) == CURLUE_OK &&
-      curl_url_get(parts, CURLUPART_HOST, &host, 0) == CURLUE_OK &&
-      curl_url_get(parts, CURLUPART_PORT, &port, CURLU_DEFAULT_PORT) == CURLUE_OK) {
-    const std::string name = lower(scheme);
-    if (name == "http" || name == "https") origin = fmt::format("{}://{}:{}", name, lower(host), port);
-  }
-  curl_free(scheme), curl_free(host), curl_free(port);
-  curl_url_cleanup(parts);
-  return origin;
+  const CurlUrl parts(url);
+  return parts.is_web() && !parts.host().empty() ? parts.origin() : "";
 }
 
 }  // namespace lily::hub

@@ -3,7 +3,7 @@
 
 namespace lily::hub {
 
-std::unique_ptr<HttpClient> make_http_client() {
+std::unique_ptr<HttpClient> make_http_client(const std::string&) {
   fail(Fault::user,
        "this lily was built without libcurl and cannot download; install it (Debian: libcurl4-openssl-dev) "
        "and "

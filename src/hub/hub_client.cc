@@ -18,20 +18,18 @@ constexpr double kMaxBackoffS = 30;
 constexpr int kMaxListingRetries = 3;  // somebody without a network wants to know at once
 constexpr int kMaxRetryAfterS = 300;   // longer than that nobody wants a program to sit still
 
-bool is_local(const std::string& origin) {
-  for (const char* start : {"http://127.0.0.1:", "http://localhost:", "http://[::1]:"})
-    if (origin.rfind(start, 0) == 0) return true;
+// This machine, by names that no other has.
+bool is_local(std::string_view origin) {
+  const std::string_view authority = origin.substr(std::min(origin.size(), origin.find("://") + 3));
+  for (const char* start : {"127.0.0.1:", "localhost:", "[::1]:"})
+    if (authority.starts_with(start)) return true;
   return false;
-}
-
-bool starts_with(std::string_view text, std::string_view start) {
-  return text.substr(0, start.size()) == start;
 }
 
 }  // namespace
 
 HubClient::HubClient(HubAddress address, std::function<bool()> stop)
-    : address_(std::move(address)), stop_(std::move(stop)), http_(make_http_client()) {
+    : address_(std::move(address)), stop_(std::move(stop)), http_(make_http_client(address_.ca_file)) {
   while (!address_.endpoint.empty() && address_.endpoint.back() == '/') address_.endpoint.pop_back();
   origin_ = origin_of(address_.endpoint);
   if (origin_.empty())
@@ -41,7 +39,7 @@ HubClient::HubClient(HubAddress address, std::function<bool()> stop)
     if (c <= ' ' || c > '~')
       fail(Fault::user,
            "the access token has a character that no token has; look at HF_TOKEN or the token file");
-  withholds_token_ = !address_.token.empty() && starts_with(origin_, "http://") && !is_local(origin_);
+  withholds_token_ = !address_.token.empty() && origin_.starts_with("http://") && !is_local(origin_);
   if (withholds_token_) address_.token.clear();
 }
 
@@ -56,7 +54,7 @@ HttpReply HubClient::follow(HttpRequest request, const HttpClient::OnBody& on_bo
     if (reply.is_cancelled || stop_()) throw Stopped{};
     if (reply.location.empty()) return reply;
     const std::string next = origin_of(reply.location);
-    if (next.empty() || (starts_with(origin, "https:") && !starts_with(next, "https:")))
+    if (next.empty() || (origin.starts_with("https:") && !next.starts_with("https:")))
       fail(Fault::model, "{} redirects to an address that is not https; nothing was fetched from there",
            origin);
     request.url = reply.location;

@@ -15,6 +15,7 @@ namespace lily::hub {
 struct HubAddress {
   std::string endpoint = "https://huggingface.co";
   std::string token;       // empty: anonymous
+  std::string ca_file;     // of certificates that are trusted instead of the system's; empty: those
   int n_retries = 8;       // in a row without a byte of progress
   double backoff_s = 0.5;  // before the first retry; doubles up to kMaxBackoffS
 };

@@ -2,7 +2,7 @@
 
 #include <new>
 
-#include "engine/request.h"
+#include "engine/chat_request.h"
 
 namespace lily::server {
 
@@ -13,6 +13,8 @@ ApiError api_error_of(const std::exception& error) {
     out.more = {{"n_prompt_tokens", e->n_prompt}, {"n_ctx", e->n_context}};
     return out;
   }
+  if (const auto* e = dynamic_cast<const engine::SchemaRefused*>(&error))
+    return ApiError::bad_field(e->field, e->what());
   if (dynamic_cast<const engine::QueueFull*>(&error) != nullptr) {
     ApiError out(503, "overloaded_error", "queue_full", "", error.what());
     out.retry_after_s = 1;

@@ -32,6 +32,7 @@ class ApiError : public Error {
   std::string param;  // may be empty
   nlohmann::ordered_json more = nlohmann::ordered_json::object();  // further members, n_ctx for example
   int retry_after_s = 0;                                           // 0: none
+  std::string request_id;  // as in the log and in x-request-id; may be empty
 };
 
 // What the engine or a parser has thrown, as a client is told.

@@ -1,18 +1,23 @@
 #include "server/connections.h"
 
+#include <algorithm>
+#include <vector>
+
 #include "server/peer.h"
 
 namespace lily::server {
 
 Connections::Entry& Connections::entry(const Key& client) {
   const auto [at, is_new] = entries_.try_emplace(client);
-  if (is_new) at->second.deadline = Clock::now() + request_;
+  if (is_new) at->second.deadline = Clock::now() + head_;
   return at->second;
 }
 
 void Connections::begin(const Key& client) {
   const std::lock_guard lock(mutex_);
-  entry(client).request = {Clock::now(), {}};
+  Entry& e = entry(client);
+  e.request = {Clock::now(), {}};
+  e.deadline = Clock::now() + body_;
 }
 
 void Connections::answering(const Key& client) {
@@ -29,18 +34,26 @@ Connections::Request Connections::end(const Key& client) {
   const std::lock_guard lock(mutex_);
   Entry& e = entry(client);
   e.state = State::reading;
-  e.deadline = Clock::now() + idle_ + request_;
+  e.deadline = Clock::now() + idle_ + head_;
   return std::exchange(e.request, {});
 }
 
-void Connections::check(int local_port, bool stopping, Clock::time_point now) {
+void Connections::check(int local_port, bool stopping, size_t most, Clock::time_point now) {
   const std::vector<Peer::Client> clients = Peer::all(local_port);
   const std::lock_guard lock(mutex_);
   for (auto& [key, e] : entries_) e.seen = false;
+  std::vector<std::pair<Clock::time_point, const Peer*>> silent;
   for (const Peer::Client& client : clients) {
     Entry& e = entry({client.address, client.port});
     e.seen = true;
-    if (e.state == State::reading && (stopping || now > e.deadline)) client.peer.hear_no_more();
+    if (e.state != State::reading) continue;
+    if (stopping || now > e.deadline) client.peer.hear_no_more();
+    else if (!e.request.begun && !client.peer.has_sent()) silent.emplace_back(e.deadline, &client.peer);
+  }
+  if (clients.size() > most) {
+    std::sort(silent.begin(), silent.end());
+    silent.resize(std::min(silent.size(), clients.size() - most));
+    for (const auto& [deadline, peer] : silent) peer->hear_no_more();
   }
   std::erase_if(entries_, [](const auto& item) { return !item.second.seen; });
 }

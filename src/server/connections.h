@@ -22,8 +22,9 @@ class Connections {
   using Clock = std::chrono::steady_clock;
   using Key = std::pair<std::string, int>;  // address and port of the client
 
-  // `request`: for all bytes of a request; `idle`: for the first of the next one.
-  Connections(std::chrono::seconds request, std::chrono::seconds idle) : request_(request), idle_(idle) {}
+  // `head`, `body`: for all bytes of a request's; `idle`: for the first of the next one.
+  Connections(std::chrono::seconds head, std::chrono::seconds body, std::chrono::seconds idle)
+      : head_(head), body_(body), idle_(idle) {}
 
   struct Request {
     std::optional<Clock::time_point> begun;  // nothing where no headers could be read
@@ -35,9 +36,10 @@ class Connections {
   Request end(const Key& client);  // the answer is sent
 
   // Looks at all connections to this port: those whose request takes too long are heard no more, which makes
-  // the HTTP library close them. With `stopping` all that have no request to be answered are. To be called
-  // from time to time.
-  void check(int local_port, bool stopping, Clock::time_point now = Clock::now());
+  // the HTTP library close them. With `stopping` all that have no request to be answered are. Of more than
+  // `most` connections, which have no threads for all of them, those that say nothing make room for others,
+  // the oldest first. To be called from time to time.
+  void check(int local_port, bool stopping, size_t most, Clock::time_point now = Clock::now());
   // Breaks all connections to this port.
   static void break_all(int local_port);
 
@@ -51,7 +53,7 @@ class Connections {
   };
   Entry& entry(const Key& client);
 
-  const std::chrono::seconds request_, idle_;
+  const std::chrono::seconds head_, body_, idle_;
   std::mutex mutex_;
   std::map<Key, Entry> entries_;
 };

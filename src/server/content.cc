@@ -15,7 +15,8 @@ std::string part_text(const Json& part, const std::string& path) {
     throw ApiError::bad_field(
         path, is_image
                   ? fmt::format("{}: images are not supported: this engine reads text only", path)
-                  : fmt::format("{}: parts of type \"{}\" are not supported: this engine reads text only",
+                  : fmt::format("{}: the type is \"{}\"; audio, files and images are not supported: this "
+                                "engine reads text only",
                                 path, printable(type, 40)));
   }
   const auto text = body.text("text");

@@ -11,9 +11,12 @@
 #include <mutex>
 #include <thread>
 
+#include "base/ascii.h"
 #include "base/log.h"
 #include "base/printable.h"
+#include "server/access.h"
 #include "server/connections.h"
+#include "server/framing.h"
 #include "server/messages.h"
 #include "server/openai_chat.h"
 #include "server/openai_text.h"
@@ -37,32 +40,12 @@ Family family_of(const std::string& path) {
   return path.find("/messages") != std::string::npos ? Family::anthropic : Family::openai;
 }
 
-// In time that does not depend on how much of the key is right.
-bool same_key(const std::string& given, const std::string& wanted) {
-  size_t difference = given.size() ^ wanted.size();
-  for (size_t i = 0; i < given.size(); ++i)
-    difference |= static_cast<unsigned char>(given[i] ^ wanted[i % wanted.size()]);
-  return difference == 0;
-}
-
 std::string key_of(const httplib::Request& request) {
-  constexpr std::string_view kBearer = "Bearer ";
+  constexpr std::string_view kBearer = "bearer ";
   const std::string authorization = request.get_header_value("Authorization");
-  if (authorization.size() > kBearer.size() && authorization.compare(0, kBearer.size(), kBearer) == 0)
+  if (authorization.size() > kBearer.size() && lower(authorization.substr(0, kBearer.size())) == kBearer)
     return authorization.substr(kBearer.size());
   return request.get_header_value("x-api-key");
-}
-
-// "http://localhost:8080" -> "localhost:8080"
-std::string authority_of(const std::string& origin) {
-  const size_t at = origin.find("://");
-  return at == std::string::npos ? origin : origin.substr(at + 3);
-}
-
-// "localhost:8080" -> "localhost", "[::1]:8080" -> "::1"
-std::string host_of(const std::string& authority) {
-  if (authority.starts_with('[')) return authority.substr(1, authority.find(']') - 1);
-  return authority.substr(0, authority.find(':'));
 }
 
 Connections::Key client_of(const httplib::Request& request) {
@@ -82,6 +65,31 @@ std::string shown(const Outcome& outcome) {
                      end.usage.completion_tokens, finish);
 }
 
+std::vector<std::string> values_of(const httplib::Request& request, const char* name) {
+  std::vector<std::string> values;
+  for (size_t i = 0; i < request.get_header_value_count(name); ++i)
+    values.push_back(request.get_header_value(name, i));
+  return values;
+}
+
+// Nothing where the head can be read in two ways.
+std::optional<Framing> framing_in(const httplib::Request& request) {
+  for (const auto& [name, value] : request.headers)
+    if (!is_header_name(name)) return {};
+  if (request.get_header_value_count("Host") > 1) return {};
+  return framing_of(values_of(request, "Content-Length"), values_of(request, "Transfer-Encoding"));
+}
+
+// The HTTP library takes a request for a constant that is none yet.
+httplib::Request& changeable(const httplib::Request& request) {
+  return const_cast<httplib::Request&>(request);
+}
+
+void replace_header(httplib::Response& response, const char* name, const std::string& value) {
+  response.headers.erase(name);
+  response.set_header(name, value);
+}
+
 void set_json(httplib::Response& response, int status, const Json& json) {
   response.status = status;
   response.set_content(to_text(json), "application/json");
@@ -99,7 +107,8 @@ class HttpServer::Implementation {
  public:
   explicit Implementation(HttpOptions o)
       : options_(std::move(o)),
-        connections_(std::chrono::seconds(options_.request_timeout_s),
+        connections_(std::chrono::seconds(options_.head_timeout_s),
+                     std::chrono::seconds(options_.body_timeout_s),
                      std::chrono::seconds(options_.keep_alive_s)) {
     http_.new_task_queue = [n = options_.n_threads] {
       return new httplib::ThreadPool(static_cast<size_t>(n));
@@ -168,7 +177,7 @@ class HttpServer::Implementation {
         http_.stop();
         is_told = true;
       }
-      connections_.check(port_, stopped_at.has_value());
+      connections_.check(port_, stopped_at.has_value(), static_cast<size_t>(options_.n_threads));
       if (stopped_at) {
         const auto late = Connections::Clock::now() - *stopped_at - std::chrono::seconds(options_.drain_s);
         Service* const service = service_.load();
@@ -184,6 +193,33 @@ class HttpServer::Implementation {
   httplib::Server::HandlerResponse admit(const Request& request, Response& response) {
     using Result = httplib::Server::HandlerResponse;
     connections_.begin(client_of(request));
+    const std::optional<Framing> framing = framing_in(request);
+    if (!framing) {
+      hang_up(response, 400);
+      refuse(request, response,
+             ApiError::bad_request("the head of this request can be read in two ways; it needs names without "
+                                   "spaces, one Host, and one Content-Length or Transfer-Encoding: chunked"));
+      return Result::Handled;
+    }
+    // Answers are whole: a part of JSON is of no use, and a thousand parts of it are too much.
+    changeable(request).ranges.clear();
+    const Result result = admit(request, *framing, response);
+    if (ends_connection(request, *framing) || (framing->has_body() && result == Result::Handled))
+      replace_header(response, "Connection", "close");
+    // Without a length the HTTP library would wait for the end of the connection.
+    if (!framing->is_chunked && !request.has_header("Content-Length"))
+      changeable(request).set_header("Content-Length", "0");
+    return result;
+  }
+
+  // A body that nobody reads would be taken for the next request, and the HTTP library is not strict about
+  // where a body in chunks ends.
+  bool ends_connection(const Request& request, const Framing& framing) const {
+    return framing.is_chunked || (framing.has_body() && !takes_body(request));
+  }
+
+  httplib::Server::HandlerResponse admit(const Request& request, const Framing& framing, Response& response) {
+    using Result = httplib::Server::HandlerResponse;
     const std::string origin = request.get_header_value("Origin");
     const bool is_own = origin.empty() || authority_of(origin) == request.get_header_value("Host");
     const bool is_allowed = !options_.cors.empty() && (options_.cors == "*" || options_.cors == origin);
@@ -194,13 +230,13 @@ class HttpServer::Implementation {
       response.set_header("Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS");
       response.set_header("Access-Control-Max-Age", "600");
     }
-    if (request.method == "OPTIONS") {
-      response.status = is_own || is_allowed ? 204 : 403;
+    if (request.method == "OPTIONS" && (is_own || is_allowed)) {
+      response.status = 204;
       return Result::Handled;
     }
     // The HTTP library would read the whole body first, and knows no limit of one that comes in chunks.
-    const bool is_long = request.get_header_value<uint64_t>("Content-Length") > options_.max_body_bytes;
-    if (is_long || (request.has_header("Transfer-Encoding") && !takes_body(request))) {
+    const bool is_long = framing.length > options_.max_body_bytes;
+    if (is_long || (framing.is_chunked && !takes_body(request))) {
       hang_up(response, is_long ? 413 : 400);
       explain(request, response);
       return Result::Handled;
@@ -220,7 +256,7 @@ class HttpServer::Implementation {
               "this origin is not allowed; lily serve --cors ORIGIN allows one"});
       return Result::Handled;
     }
-    if (!options_.api_key.empty() && !is_open && !same_key(key_of(request), options_.api_key)) {
+    if (!options_.api_key.empty() && !is_open && !is_same_key(key_of(request), options_.api_key)) {
       response.set_header("WWW-Authenticate", "Bearer");
       refuse(request, response,
              {401, "authentication_error", "invalid_api_key", "",
@@ -240,6 +276,9 @@ class HttpServer::Implementation {
   void explain(const Request& request, Response& response) {
     if (!response.body.empty() || response.status < 400) return;
     const int status = response.status;
+    // Its head could not be read. The HTTP library goes on with the connection all the same; its client must
+    // not.
+    if (request.remote_addr.empty()) replace_header(response, "Connection", "close");
     // A request that was read but has no route is 404 or 400 to the library, by its method.
     if ((status == 404 || status == 400) && !request.path.empty()) {
       const auto methods = routes_.find(route_of(request.path));
@@ -272,9 +311,6 @@ class HttpServer::Implementation {
 
   // One line a request, without content.
   void note(const Request& request, const Response& response) {
-    // The answer has been sent; the body that is still coming is no request.
-    if (response.status >= 400 && response.get_header_value("Connection") == "close")
-      Peer::find(request.remote_addr, request.remote_port, port_).hang_up();
     const Connections::Request told = connections_.end(client_of(request));
     const Outcome outcome = told.outcome.value_or(Outcome{});
     if (Service* service = service_.load(); service != nullptr && !outcome.client_left)
@@ -283,13 +319,18 @@ class HttpServer::Implementation {
     const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(now - told.begun.value_or(now));
     log(LogLevel::info, "{} {} {} {} {} ms{}", request.remote_addr, printable(request.method, kMaxLogged),
         printable(request.path, kMaxLogged), response.status, ms.count(), shown(outcome));
+    // The answer has been sent; what is still coming is no request.
+    const std::optional<Framing> framing = framing_in(request);
+    const bool is_refused = response.status >= 400 && response.get_header_value("Connection") == "close";
+    if (is_refused || !framing || ends_connection(request, *framing))
+      Peer::find(request.remote_addr, request.remote_port, port_).hang_up();
   }
 
   static void refuse(const Request& request, Response& response, const ApiError& error) {
     if (error.retry_after_s > 0) response.set_header("Retry-After", std::to_string(error.retry_after_s));
     const std::string id = new_id("req_");
     if (error.status >= 500) log(LogLevel::error, "{}: {}", id, error.what());
-    response.set_header("x-request-id", id);
+    replace_header(response, "x-request-id", id);
     set_json(response, error.status,
              family_of(request.path) == Family::anthropic ? anthropic_error(error, id) : openai_error(error));
   }
@@ -348,7 +389,7 @@ class HttpServer::Implementation {
   // The connection ends with this answer: what comes after it is no request.
   static void hang_up(Response& response, int status) {
     response.status = status;
-    response.set_header("Connection", "close");
+    replace_header(response, "Connection", "close");
   }
 
   void post_json(const std::string& path, Json (Service::*make)(const Json&) const) {
@@ -442,7 +483,8 @@ class HttpServer::Implementation {
     Call call = parse(body, service().model());
     engine::AnswerStream stream = service().start(call);
     const Peer peer = Peer::find(request.remote_addr, request.remote_port, port_);
-    response.set_header("x-request-id", new_id("req_"));
+    const std::string id = new_id("req_");
+    response.set_header("x-request-id", id);
     if (!call.stream) {
       Outcome outcome;
       const std::optional<Json> whole =
@@ -460,10 +502,11 @@ class HttpServer::Implementation {
     };
     auto job = std::make_shared<Job>(Job{std::move(stream), std::move(call.writer)});
     response.set_chunked_content_provider(
-        "text/event-stream", [this, job, peer, client = client_of(request)](size_t, httplib::DataSink& sink) {
+        "text/event-stream",
+        [this, job, peer, id, client = client_of(request)](size_t, httplib::DataSink& sink) {
           const auto send = [&](const std::string& bytes) { return sink.write(bytes.data(), bytes.size()); };
           const Outcome outcome =
-              service().stream(job->stream, *job->writer, send, [&] { return peer.is_there(); });
+              service().stream(job->stream, *job->writer, send, [&] { return peer.is_there(); }, id);
           connections_.came_to(client, outcome);
           if (outcome.client_left) return false;
           sink.done();

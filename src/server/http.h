@@ -22,12 +22,13 @@ struct HttpOptions {
   std::string api_key;  // empty: none is asked for
   std::string cors;     // an origin that browsers may call from, or "*"; empty: only the server's own
   size_t max_body_bytes = size_t{64} << 20;
-  int n_threads = 256;          // connections that are served at the same time
-  int read_timeout_s = 10;      // for the next bytes of a request
-  int request_timeout_s = 120;  // for all of them
-  int keep_alive_s = 15;        // for the next request of a connection
-  int write_timeout_s = 30;     // for a client to take bytes
-  int drain_s = 30;             // for the answers that run when the server is stopped
+  int n_threads = 256;       // connections that are served at the same time
+  int read_timeout_s = 10;   // for the next bytes of a request
+  int head_timeout_s = 30;   // for all of its head
+  int body_timeout_s = 120;  // for all of its body
+  int keep_alive_s = 15;     // for the next request of a connection
+  int write_timeout_s = 30;  // for a client to take bytes
+  int drain_s = 30;          // for the answers that run when the server is stopped
 };
 
 class HttpServer {

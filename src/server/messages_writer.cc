@@ -18,7 +18,9 @@ class MessageWriter final : public BlockWriter {
   // Nothing yet: message_start says how much of the prompt is cached, which the first chunk of it tells.
   std::string begin() override { return {}; }
   std::string keep_alive() override { return send({{"type", "ping"}}); }
-  std::string failure(const ApiError& error) override { return send(anthropic_error(error, new_id("req_"))); }
+  std::string failure(const ApiError& error) override {
+    return send(anthropic_error(error, error.request_id.empty() ? new_id("req_") : error.request_id));
+  }
 
   Json whole() override {
     Json out = message();

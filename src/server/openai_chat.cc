@@ -86,18 +86,8 @@ class ChatWriter final : public AnswerWriter {
 
   std::string take(const AnswerEnd& end) {
     said_.end = end;
-    Json last = head("chat.completion.chunk");
-    last["choices"] = Json::array({choice(Json::object())});
-    last["choices"][0]["finish_reason"] = finish_reason();
-    last["lily"] = lily_details(end);
-    std::string out = sse(last);
-    if (reply_.include_usage) {
-      Json figures = head("chat.completion.chunk");
-      figures["choices"] = Json::array();
-      figures["usage"] = usage();
-      out += sse(figures);
-    }
-    return out + "data: [DONE]\n\n";
+    return closing_chunks(head("chat.completion.chunk"), choice(Json::object()), finish_reason(), end,
+                          reply_.include_usage ? usage() : Json());
   }
 
   Json delta(const text::OutputEvent& event) const {
@@ -230,9 +220,7 @@ Call parse_chat_completion(const Json& json, const ServedModel& model) {
     reply.n_top = static_cast<int>(*n);
   }
   if (reply.logprobs) request.top_logprobs = reply.n_top;
-  call.stream = body.boolean("stream", false);
-  if (auto options = body.object("stream_options"))
-    reply.include_usage = options->boolean("include_usage", false);
+  reply.include_usage = parse_stream(body, call);
   reply.progress = body.boolean("return_progress", false);
   for (const char* name : {"user", "metadata", "store", "service_tier", "safety_identifier"}) body.find(name);
   add_ignored(call.ignored, body.unknown());

@@ -1,10 +1,13 @@
 #include "server/openai_fields.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <limits>
 
 #include "base/printable.h"
+#include "server/transcript.h"
+#include "text/json_text.h"
 
 namespace lily::server {
 namespace {
@@ -78,6 +81,8 @@ engine::SamplingOverrides parse_sampling(Body& body, const ServedModel& model) {
   engine::SamplingOverrides out;
   out.temperature = as_float(body.number("temperature", 0, 2));
   out.top_p = as_float(body.number("top_p", 0, 1));
+  if (out.top_p)
+    out.top_p = std::max(*out.top_p, std::numeric_limits<float>::min());  // 0: the likeliest alone
   out.min_p = as_float(body.number("min_p", 0, 1));
   if (const auto top_k = body.integer("top_k", -1, std::numeric_limits<int32_t>::max()))
     out.top_k = static_cast<int32_t>(std::max<int64_t>(*top_k, 0));  // -1 is off too
@@ -170,9 +175,15 @@ engine::ToolChoice parse_tool_choice(Body& body, const Json& tools) {
 
 engine::OutputFormat parse_format(Body format) {
   using Kind = engine::OutputFormat::Kind;
+  engine::OutputFormat out;
+  out.field = format.path_of("");
+  out.field.pop_back();  // the point behind it
   const std::string type = format.text("type").value_or("text");
-  if (type == "text") return {};
-  if (type == "json_object") return {.kind = Kind::json_object, .schema = {}};
+  if (type == "text") return out;
+  if (type == "json_object") {
+    out.kind = Kind::json_object;
+    return out;
+  }
   if (type != "json_schema") format.fail("type", "text, json_object or json_schema is needed");
   const auto inner = format.object("json_schema");
   Body fields = inner ? *inner : format;
@@ -180,7 +191,9 @@ engine::OutputFormat parse_format(Body format) {
   const Json* schema = fields.find("schema");
   if (schema == nullptr || !(schema->is_object() || schema->is_boolean()))
     fields.fail("schema", "a JSON schema is needed");
-  return {.kind = Kind::json_schema, .schema = *schema};
+  out.kind = Kind::json_schema;
+  out.schema = *schema;
+  return out;
 }
 
 void apply_effort(const std::string& effort, const std::string& path, engine::Thinking& thinking) {
@@ -221,6 +234,17 @@ void parse_thinking(Body& body, engine::Thinking& thinking, std::vector<std::str
   }
 }
 
+std::vector<int32_t> parse_token_ids(const Body& body, const char* name, const Json& list, int32_t n_tokens) {
+  std::vector<int32_t> ids;
+  for (const Json& id : list) {
+    if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() >= n_tokens)
+      body.fail(name, fmt::format("'{}' at place {} is no token id; they go from 0 to {}",
+                                  text::dump_json(id).substr(0, 40), ids.size(), n_tokens - 1));
+    ids.push_back(id.get<int32_t>());
+  }
+  return ids;
+}
+
 std::optional<int32_t> parse_max_tokens(Body& body, const char* name) {
   const auto value = body.integer(name, 1, std::numeric_limits<int32_t>::max());
   return value ? std::optional(static_cast<int32_t>(*value)) : std::nullopt;
@@ -237,6 +261,28 @@ Json openai_usage(const engine::Usage& usage, int32_t reasoning_tokens) {
           {"total_tokens", usage.prompt_tokens + usage.completion_tokens},
           {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens}}},
           {"completion_tokens_details", {{"reasoning_tokens", reasoning_tokens}}}};
+}
+
+std::string closing_chunks(const Json& head, Json choice, const char* finish_reason,
+                           const engine::AnswerEnd& end, const Json& usage) {
+  choice["finish_reason"] = finish_reason;
+  Json last = head;
+  last["choices"] = Json::array({std::move(choice)});
+  last["lily"] = lily_details(end);
+  std::string out = sse(last);
+  if (!usage.is_null()) {
+    Json figures = head;
+    figures["choices"] = Json::array();
+    figures["usage"] = usage;
+    out += sse(figures);
+  }
+  return out + "data: [DONE]\n\n";
+}
+
+bool parse_stream(Body& body, Call& call) {
+  call.stream = body.boolean("stream", false);
+  auto options = body.object("stream_options");
+  return options && options->boolean("include_usage", false);
 }
 
 void add_ignored(std::vector<std::string>& ignored, const std::vector<std::string>& names) {

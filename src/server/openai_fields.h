@@ -26,12 +26,21 @@ void apply_effort(const std::string& effort, const std::string& path, engine::Th
 // thinking, thinking_budget and its alias, enable_thinking, preserve_thinking, chat_template_kwargs. They win
 // over an effort that was applied before. Appends names that mean nothing to `ignored`.
 void parse_thinking(Body& body, engine::Thinking& thinking, std::vector<std::string>& ignored);
+// A list of token ids; the field is named where it is wrong.
+std::vector<int32_t> parse_token_ids(const Body& body, const char* name, const Json& list, int32_t n_tokens);
 std::optional<int32_t> parse_max_tokens(Body& body, const char* name);
 // A number of choices other than one.
 void refuse_several(Body& body, const char* name);
 
 // "usage" of completions; responses have names of their own.
 Json openai_usage(const engine::Usage& usage, int32_t reasoning_tokens);
+
+// The last chunks of a stream: one with the end of the choice, one with `usage` where it is not null, [DONE].
+// `head`: what all chunks have in common.
+std::string closing_chunks(const Json& head, Json choice, const char* finish_reason,
+                           const engine::AnswerEnd& end, const Json& usage);
+// stream, and stream_options.include_usage. Returns whether usage is asked for.
+bool parse_stream(Body& body, Call& call);
 
 void add_ignored(std::vector<std::string>& ignored, const std::vector<std::string>& names);
 

@@ -53,18 +53,8 @@ class TextWriter final : public AnswerWriter {
     const auto* end = std::get_if<engine::AnswerEnd>(&event);
     if (end == nullptr) return {};
     said_.end = *end;
-    Json last = head();
-    last["choices"] = Json::array({fresh_choice("")});
-    last["choices"][0]["finish_reason"] = finish_reason();
-    last["lily"] = lily_details(*end);
-    std::string out = sse(last);
-    if (reply_.include_usage) {
-      Json figures = head();
-      figures["choices"] = Json::array();
-      figures["usage"] = usage();
-      out += sse(figures);
-    }
-    return out + "data: [DONE]\n\n";
+    return closing_chunks(head(), fresh_choice(""), finish_reason(), *end,
+                          reply_.include_usage ? usage() : Json());
   }
 
   std::string keep_alive() override { return ": keep-alive\n\n"; }
@@ -155,14 +145,7 @@ void parse_prompt(Body& body, const ServedModel& model, engine::TextRequest& req
     request.prompt = prompt->get<std::string>();
     return;
   }
-  std::vector<int32_t> ids;
-  for (const Json& id : *prompt) {
-    if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() >= model.tokenizer.n_tokens())
-      body.fail("prompt", fmt::format("'{}' at place {} is no token id; they go from 0 to {}",
-                                      to_text(id).substr(0, 40), ids.size(), model.tokenizer.n_tokens() - 1));
-    ids.push_back(id.get<int32_t>());
-  }
-  request.prompt = std::move(ids);
+  request.prompt = parse_token_ids(body, "prompt", *prompt, model.tokenizer.n_tokens());
 }
 
 }  // namespace
@@ -189,9 +172,7 @@ Call parse_text_completion(const Json& json, const ServedModel& model) {
     reply.echo = ids != nullptr ? model.tokenizer.decode(*ids) : std::get<std::string>(request.prompt);
   }
   Call call;
-  call.stream = body.boolean("stream", false);
-  if (auto options = body.object("stream_options"))
-    reply.include_usage = options->boolean("include_usage", false);
+  reply.include_usage = parse_stream(body, call);
   body.find("user");
   call.ignored = body.unknown();
   call.request = std::move(request);

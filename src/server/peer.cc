@@ -54,10 +54,6 @@ void each_connection(Take take) {
 
 }  // namespace
 
-bool is_loopback(const std::string& host) {
-  return host == "localhost" || host == "::1" || host == "[::1]" || host.starts_with("127.");
-}
-
 Peer Peer::find(const std::string& remote_address, int remote_port, int local_port) {
   int found = -1;
   each_connection([&](int fd) {
@@ -85,6 +81,11 @@ bool Peer::is_there() const {
   char byte = 0;
   const ssize_t n = recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
   return n > 0 || (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR));
+}
+
+bool Peer::has_sent() const {
+  char byte = 0;
+  return fd_ >= 0 && recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0;
 }
 
 void Peer::hang_up() const {

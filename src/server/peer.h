@@ -7,9 +7,6 @@
 
 namespace lily::server {
 
-// Names and addresses of this machine that no other can reach.
-bool is_loopback(const std::string& host);
-
 class Peer {
  public:
   // Called by the thread that serves the connection, while it does. Not found: taken to be there always.
@@ -19,8 +16,10 @@ class Peer {
   struct Client;
   static std::vector<Client> all(int local_port);
 
-  // False once the client has closed the connection or it broke.
+  // False once the client has closed the connection, or its half of it, or it broke.
   bool is_there() const;
+  // Bytes of the client wait to be read.
+  bool has_sent() const;
   // Closes the connection once the client has, or after a moment; what it sends until then is dropped. Closed
   // at once, with bytes unread, the client might lose the answer that was sent.
   void hang_up() const;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/ascii.h"
 #include "base/log.h"
 #include "base/printable.h"
 
@@ -33,11 +34,8 @@ std::string header_of(const TransferHead& head, const char* name) {
 
 // "Text/Event-Stream; charset=utf-8" -> "text/event-stream"
 std::string media_type_of(const TransferHead& head) {
-  std::string type = header_of(head, "content-type");
-  type = type.substr(0, type.find_first_of("; "));
-  std::transform(type.begin(), type.end(), type.begin(),
-                 [](unsigned char c) { return static_cast<char>(c >= 'A' && c <= 'Z' ? c + 32 : c); });
-  return type;
+  const std::string type = header_of(head, "content-type");
+  return lower(type.substr(0, type.find_first_of("; ")));
 }
 
 std::string shown(const std::string& media_type) {

@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "base/printable.h"
 #include "server/openai_chat.h"
+#include "server/openai_fields.h"
 #include "text/chat.h"
 
 namespace lily::server {
@@ -140,7 +141,7 @@ Outcome Service::pump(engine::AnswerStream& answer,
 }
 
 Outcome Service::stream(engine::AnswerStream& answer, AnswerWriter& writer, const Send& send,
-                        const IsThere& is_there) {
+                        const IsThere& is_there, const std::string& request_id) {
   const auto send_some = [&](const std::string& bytes) { return bytes.empty() || send(bytes); };
   try {
     if (!send_some(writer.begin())) {
@@ -153,8 +154,9 @@ Outcome Service::stream(engine::AnswerStream& answer, AnswerWriter& writer, cons
         [&] { return send_some(writer.keep_alive()); }, is_there);
   } catch (const std::exception& e) {
     answer.cancel();
-    const ApiError error = api_error_of(e);
-    log(LogLevel::error, "an answer failed: {}", error.what());
+    ApiError error = api_error_of(e);
+    error.request_id = request_id;
+    log(LogLevel::error, "{}: an answer failed: {}", request_id, error.what());
     send_some(writer.failure(error));
     return {.error = error.what()};
   }
@@ -219,14 +221,7 @@ Json Service::detokenize(const Json& json) const {
   Body body(json);
   const Json* tokens = body.array("tokens");
   if (tokens == nullptr) body.fail("tokens", "a list of token ids is needed");
-  std::vector<int32_t> ids;
-  for (const Json& id : *tokens) {
-    if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() >= model_.tokenizer.n_tokens())
-      body.fail("tokens",
-                fmt::format("'{}' at place {} is no token id; they go from 0 to {}",
-                            to_text(id).substr(0, 40), ids.size(), model_.tokenizer.n_tokens() - 1));
-    ids.push_back(id.get<int32_t>());
-  }
+  const std::vector<int32_t> ids = parse_token_ids(body, "tokens", *tokens, model_.tokenizer.n_tokens());
   const std::string text = model_.tokenizer.decode_bytes(ids);
   return {{"content", text}, {"prompt", text}};
 }

@@ -51,9 +51,9 @@ class Service {
   // Takes bytes for the client; false if it cannot any more.
   using Send = std::function<bool(const std::string& bytes)>;
   using IsThere = std::function<bool()>;
-  // Sends the answer as it comes. A failure is told in the stream.
+  // Sends the answer as it comes. A failure is told in the stream, and in the log with the request's id.
   Outcome stream(engine::AnswerStream& answer, AnswerWriter& writer, const Send& send,
-                 const IsThere& is_there);
+                 const IsThere& is_there, const std::string& request_id);
   // The whole answer; empty if the client has left. Throws ApiError.
   std::optional<Json> whole(engine::AnswerStream& answer, AnswerWriter& writer, const IsThere& is_there,
                             Outcome& outcome);

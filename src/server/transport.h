@@ -47,7 +47,8 @@ class Transport {
 };
 
 // Throws Fault::user in a build without libcurl.
-std::unique_ptr<Transport> make_transport(std::chrono::milliseconds connect_timeout);
+std::unique_ptr<Transport> make_transport(std::chrono::milliseconds connect_timeout,
+                                          const std::string& ca_file);
 
 struct UrlParts {
   std::string origin;  // "https://host:443", in lower case

@@ -1,12 +1,9 @@
-#include <curl/curl.h>
-
-#include <algorithm>
 #include <charconv>
 #include <mutex>
 #include <string_view>
 #include <utility>
 
-#include "base/error.h"
+#include "base/curl.h"
 #include "base/printable.h"
 #include "server/transport.h"
 
@@ -15,20 +12,6 @@ namespace {
 
 constexpr size_t kMaxHeadBytes = 256 << 10;
 constexpr size_t kMaxIdle = 16;  // handles that are kept, each with its connections
-
-std::string lower(std::string_view text) {
-  std::string out(text);
-  std::transform(out.begin(), out.end(), out.begin(),
-                 [](unsigned char c) { return static_cast<char>(c >= 'A' && c <= 'Z' ? c + 32 : c); });
-  return out;
-}
-
-std::string_view trimmed(std::string_view text) {
-  constexpr std::string_view kSpace = " \t\r\n";
-  const size_t first = text.find_first_not_of(kSpace);
-  if (first == text.npos) return {};
-  return text.substr(first, text.find_last_not_of(kSpace) - first + 1);
-}
 
 // A multi handle of its own for each transfer: the thread that writes to the client also reads from the other
 // server, and nothing is shared while it does.
@@ -98,10 +81,6 @@ class Lease {
   const Handle handle_;
 };
 
-struct FreeList {
-  void operator()(curl_slist* list) const { curl_slist_free_all(list); }
-};
-
 TransferEnd end_of(CURLcode code, bool has_head) {
   switch (code) {
     case CURLE_OK:
@@ -124,23 +103,13 @@ TransferEnd end_of(CURLcode code, bool has_head) {
 class CurlTransfer : public Transfer {
  public:
   CurlTransfer(std::shared_ptr<HandlePool> pool, TransferRequest request,
-               std::chrono::milliseconds connect_timeout)
+               std::chrono::milliseconds connect_timeout, const std::string& ca_file)
       : request_(std::move(request)), handle_(std::move(pool)) {
-    for (const std::string& line : request_.headers) add_header(line);
-    add_header("Expect:");  // long bodies would wait to be asked for
-    set(CURLOPT_URL, request_.url.c_str());
-    set(CURLOPT_ERRORBUFFER, failure_);
-    set(CURLOPT_USERAGENT, "lily");
-    set(CURLOPT_NOSIGNAL, 1L);
-    set(CURLOPT_FOLLOWLOCATION, 0L);
-#if LIBCURL_VERSION_NUM >= 0x075500
-    set(CURLOPT_PROTOCOLS_STR, "http,https");
-#else
-    set(CURLOPT_PROTOCOLS, static_cast<long>(CURLPROTO_HTTP | CURLPROTO_HTTPS));
-#endif
+    for (const std::string& line : request_.headers) headers_.add(line);
+    headers_.add("Expect:");  // long bodies would wait to be asked for
+    prepare_curl(handle_->easy, request_.url, ca_file, failure_);
     set(CURLOPT_CONNECTTIMEOUT_MS, static_cast<long>(connect_timeout.count()));
     set(CURLOPT_TCP_NODELAY, 1L);
-    set(CURLOPT_NETRC, static_cast<long>(CURL_NETRC_IGNORED));
     set(CURLOPT_SUPPRESS_CONNECT_HEADERS, 1L);
     set(CURLOPT_POST, 1L);
     set(CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(request_.body.size()));
@@ -172,15 +141,7 @@ class CurlTransfer : public Transfer {
  private:
   template <typename Value>
   void set(CURLoption option, Value value) {
-    const CURLcode code = curl_easy_setopt(handle_->easy, option, value);
-    if (code != CURLE_OK) fail(Fault::device, "libcurl refuses an option: {}", curl_easy_strerror(code));
-  }
-
-  void add_header(const std::string& line) {
-    curl_slist* const longer = curl_slist_append(headers_.get(), line.c_str());
-    if (longer == nullptr) fail(Fault::device, "libcurl cannot take a header; is there memory left?");
-    headers_.release();
-    headers_.reset(longer);
+    set_curl(handle_->easy, option, value);
   }
 
   void perform() {
@@ -227,7 +188,7 @@ class CurlTransfer : public Transfer {
   }
 
   const TransferRequest request_;  // curl reads the body from here
-  std::unique_ptr<curl_slist, FreeList> headers_;
+  CurlHeaders headers_;
   char failure_[CURL_ERROR_SIZE] = "";
   TransferHead head_;
   bool has_head_ = false;
@@ -239,61 +200,38 @@ class CurlTransfer : public Transfer {
 
 class CurlTransport : public Transport {
  public:
-  explicit CurlTransport(std::chrono::milliseconds connect_timeout) : connect_timeout_(connect_timeout) {
-    static std::once_flag once;
-    std::call_once(once, [] { curl_global_init(CURL_GLOBAL_DEFAULT); });
+  CurlTransport(std::chrono::milliseconds connect_timeout, std::string ca_file)
+      : connect_timeout_(connect_timeout), ca_file_(std::move(ca_file)) {
+    start_curl();
   }
   std::unique_ptr<Transfer> post(TransferRequest request) override {
-    return std::make_unique<CurlTransfer>(pool_, std::move(request), connect_timeout_);
+    return std::make_unique<CurlTransfer>(pool_, std::move(request), connect_timeout_, ca_file_);
   }
 
  private:
   const std::chrono::milliseconds connect_timeout_;
+  const std::string ca_file_;
   const std::shared_ptr<HandlePool> pool_ = std::make_shared<HandlePool>();
-};
-
-class Url {
- public:
-  explicit Url(const std::string& text) : url_(curl_url()) {
-    is_good_ = url_ != nullptr && curl_url_set(url_, CURLUPART_URL, text.c_str(), 0) == CURLUE_OK;
-  }
-  ~Url() { curl_url_cleanup(url_); }
-  Url(const Url&) = delete;
-  Url& operator=(const Url&) = delete;
-
-  bool is_good() const { return is_good_; }
-  std::string part(CURLUPart which, unsigned flags = 0) const {
-    char* text = nullptr;
-    if (curl_url_get(url_, which, &text, flags) != CURLUE_OK) return {};
-    std::string out(text);
-    curl_free(text);
-    return out;
-  }
-
- private:
-  CURLU* url_;
-  bool is_good_;
 };
 
 }  // namespace
 
-std::unique_ptr<Transport> make_transport(std::chrono::milliseconds connect_timeout) {
-  return std::make_unique<CurlTransport>(connect_timeout);
+std::unique_ptr<Transport> make_transport(std::chrono::milliseconds connect_timeout,
+                                          const std::string& ca_file) {
+  return std::make_unique<CurlTransport>(connect_timeout, ca_file);
 }
 
 std::optional<UrlParts> url_parts(const std::string& text) {
-  const Url url(text);
-  if (!url.is_good()) return {};
+  const CurlUrl url(text);
+  if (!url.is_web()) return {};
   UrlParts parts;
-  parts.scheme = lower(url.part(CURLUPART_SCHEME));
-  parts.host = lower(url.part(CURLUPART_HOST));
+  parts.scheme = url.scheme();
+  parts.host = url.host();
   parts.path = url.part(CURLUPART_PATH);
   while (parts.path.ends_with('/')) parts.path.pop_back();
-  parts.origin =
-      fmt::format("{}://{}:{}", parts.scheme, parts.host, url.part(CURLUPART_PORT, CURLU_DEFAULT_PORT));
+  parts.origin = url.origin();
   parts.is_bare = url.part(CURLUPART_USER).empty() && url.part(CURLUPART_PASSWORD).empty() &&
                   url.part(CURLUPART_QUERY).empty() && url.part(CURLUPART_FRAGMENT).empty();
-  if (parts.scheme != "http" && parts.scheme != "https") return {};
   return parts;
 }
 

@@ -12,7 +12,7 @@ namespace {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_transport(std::chrono::milliseconds) { refuse(); }
+std::unique_ptr<Transport> make_transport(std::chrono::milliseconds, const std::string&) { refuse(); }
 
 std::optional<UrlParts> url_parts(const std::string&) { refuse(); }
 

@@ -3,24 +3,19 @@
 #include <algorithm>
 #include <set>
 
+#include "base/ascii.h"
 #include "base/error.h"
 #include "base/printable.h"
-#include "server/peer.h"
+#include "server/access.h"
 
 namespace lily::server {
 namespace {
 
 constexpr size_t kMaxNameBytes = 200;
 constexpr size_t kMaxViaBytes = 1000;  // a request that has passed so many servers goes in a circle
-constexpr size_t kMaxHeaderBytes = 2000;
+constexpr size_t kMaxPassedBytes = 2000;
 // Headers of the client that other engines may need. Its key and its cookies are for this server alone.
-constexpr const char* kPassed[] = {"anthropic-version", "anthropic-beta", "openai-beta"};
-
-std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(),
-                 [](unsigned char c) { return static_cast<char>(c >= 'A' && c <= 'Z' ? c + 32 : c); });
-  return text;
-}
+constexpr const char* kPassedHeaders[] = {"anthropic-version", "anthropic-beta", "openai-beta"};
 
 bool is_visible(std::string_view text, char least = '!') {
   return std::all_of(text.begin(), text.end(), [least](char c) { return c >= least && c <= '~'; });
@@ -98,7 +93,7 @@ void check_upstreams(const std::vector<Upstream>& upstreams) {
 
 Upstreams::Upstreams(UpstreamOptions options) : options_(std::move(options)), id_(new_id("lily-")) {
   for (size_t i = 0; i < options_.upstreams.size(); ++i) counters_.push_back(std::make_unique<Counters>());
-  if (!empty()) transport_ = make_transport(options_.connect_timeout);
+  if (!empty()) transport_ = make_transport(options_.connect_timeout, options_.ca_file);
 }
 
 Upstreams::~Upstreams() = default;
@@ -141,9 +136,9 @@ std::unique_ptr<Relay> Upstreams::start(const Route& route, const RelayRequest& 
   out.headers = {"Content-Type: application/json", "Via: " + via_of(request)};
   if (!upstream.key.empty()) out.headers.push_back("Authorization: Bearer " + upstream.key);
   for (const auto& [name, value] : request.headers) {
-    const bool is_wanted =
-        std::find(std::begin(kPassed), std::end(kPassed), lower(name)) != std::end(kPassed);
-    if (is_wanted && !value.empty() && value.size() <= kMaxHeaderBytes && is_visible(value, ' '))
+    const bool is_wanted = std::find(std::begin(kPassedHeaders), std::end(kPassedHeaders), lower(name)) !=
+                           std::end(kPassedHeaders);
+    if (is_wanted && !value.empty() && value.size() <= kMaxPassedBytes && is_visible(value, ' '))
       out.headers.push_back(lower(name) + ": " + value);
   }
   out.body = route.model.empty() ? std::string(request.body) : with_model(request.body, route.model);

@@ -36,6 +36,7 @@ void check_upstreams(const std::vector<Upstream>& upstreams);
 struct UpstreamOptions {
   std::vector<Upstream> upstreams;
   std::chrono::milliseconds connect_timeout = std::chrono::seconds(10);
+  std::string ca_file;  // of certificates that are trusted instead of the system's; empty: those
   RelayLimits limits;
 };
 

@@ -18,6 +18,7 @@ bool JsonBuilder::key(string_t& name) {
 }
 
 bool JsonBuilder::open(Json value) {
+  if (open_.size() >= max_depth_) return false;
   open_.push_back({std::move(value), {}, {}});
   return true;
 }

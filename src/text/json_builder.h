@@ -22,6 +22,8 @@ class JsonBuilder : public nlohmann::json_sax<nlohmann::ordered_json> {
  public:
   using Json = nlohmann::ordered_json;
 
+  explicit JsonBuilder(size_t max_depth = SIZE_MAX) : max_depth_(max_depth) {}
+
   bool null() override { return add(nullptr); }
   bool boolean(bool value) override { return add(value); }
   bool number_integer(number_integer_t value) override { return add(value); }
@@ -49,9 +51,11 @@ class JsonBuilder : public nlohmann::json_sax<nlohmann::ordered_json> {
   std::vector<Open> open_;  // the outermost first
 
  private:
-  bool open(Json value);
+  bool open(Json value);  // false where it would be too deep
   bool close();
   bool add(Json value);
+
+  const size_t max_depth_;
 };
 
 }  // namespace lily::text

@@ -61,8 +61,8 @@ void append_scalar(const ordered_json& value, std::string& out) {
 
 }  // namespace
 
-std::optional<ordered_json> parse_json(std::string_view text) {
-  JsonBuilder builder;
+std::optional<ordered_json> parse_json(std::string_view text, size_t max_depth) {
+  JsonBuilder builder(max_depth);
   if (!builder.read(text)) return std::nullopt;
   return std::move(builder.document);
 }

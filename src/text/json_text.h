@@ -2,6 +2,8 @@
 // what json.loads read, since the model was trained on prompts rendered so.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -13,8 +15,12 @@ using nlohmann::ordered_json;
 
 // Reads one JSON document; nothing if it is not one. Keys keep their order; of equal keys the last value
 // counts, at the place of the first. Integers beyond 64 bits keep their digits: they are held as a binary
-// value that only dump_json understands. Linear in the text, and nesting costs no stack.
-std::optional<ordered_json> parse_json(std::string_view text);
+// value that only dump_json understands. Linear in the text, and nesting costs no stack. What is nested
+// deeper than max_depth is none.
+std::optional<ordered_json> parse_json(std::string_view text, size_t max_depth = SIZE_MAX);
+
+// Of values from clients and from the model: who reads them, the JSON library among others, recurses.
+inline constexpr size_t kMaxValueDepth = 512;
 
 // Separators ", " and ": ", non-ASCII and <>&' unescaped, floats as Python's repr writes them.
 std::string dump_json(const ordered_json& value);

@@ -32,7 +32,7 @@ std::optional<ordered_json> as_object(std::optional<ordered_json> arguments) {
   if (arguments->is_string()) {
     const auto& text = arguments->get_ref<const std::string&>();
     if (strip(text).empty()) return std::nullopt;
-    if (auto parsed = parse_json(text); parsed && parsed->is_object()) return parsed;
+    if (auto parsed = parse_json(text, kMaxValueDepth); parsed && parsed->is_object()) return parsed;
   }
   ordered_json wrapped = ordered_json::object();
   wrapped["arguments"] = *std::move(arguments);

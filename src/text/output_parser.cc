@@ -235,7 +235,7 @@ void OutputParser::in_json(const Lexeme& lexeme) {
 }
 
 void OutputParser::finish_json() {
-  const auto object = parse_json(std::string_view(held_).substr(json_begin_));
+  const auto object = parse_json(std::string_view(held_).substr(json_begin_), kMaxValueDepth);
   const auto member = [&](const char* name) -> const ordered_json* {
     if (!object || !object->is_object()) return nullptr;
     const auto at = object->find(name);
@@ -245,7 +245,7 @@ void OutputParser::finish_json() {
   const ordered_json* arguments = member("arguments");
   std::optional<ordered_json> inner;  // arguments that are a string of JSON
   if (arguments != nullptr && arguments->is_string()) {
-    inner = parse_json(arguments->get_ref<const std::string&>());
+    inner = parse_json(arguments->get_ref<const std::string&>(), kMaxValueDepth);
     if (inner) arguments = &*inner;
   }
   const bool is_call =

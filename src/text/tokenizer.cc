@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <deque>
 #include <filesystem>
-#include <fstream>
 #include <limits>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "text/splitter.h"
 #include "text/unicode.h"
 
@@ -22,18 +22,13 @@ bool is_active(AddedTokens active, std::string_view text) {
           std::find(kAssistantTokens.begin(), kAssistantTokens.end(), text) != kAssistantTokens.end());
 }
 
-std::string read_file(const std::filesystem::path& path) {
-  std::error_code error;
-  const auto size = std::filesystem::file_size(path, error);
-  if (error) fail(Fault::model, "{}: {}", path.string(), error.message());
-  if (size > kMaxTokenizerBytes)
-    fail(Fault::model, "{}: {} bytes, more than the {} this engine reads", path.string(), size,
-         kMaxTokenizerBytes);
-  std::string bytes(size, '\0');
-  std::ifstream in(path, std::ios::binary);
-  if (!in.read(bytes.data(), static_cast<std::streamsize>(size)))
-    fail(Fault::model, "{}: cannot be read", path.string());
-  return bytes;
+// What is wrong with a file of the model is the model's fault.
+std::string read_model_file(const std::filesystem::path& path) {
+  try {
+    return read_text_file(path, kMaxTokenizerBytes);
+  } catch (const Error& e) {
+    fail(Fault::model, "{}", e.what());
+  }
 }
 
 // Encodes the parts of one text between its added tokens. Normalised copies are kept until the end, because
@@ -63,8 +58,9 @@ class PlainEncoder {
 Tokenizer Tokenizer::load(const std::string& model_dir) {
   const std::filesystem::path dir(model_dir);
   const auto config_path = dir / "tokenizer_config.json";
-  const std::string config = std::filesystem::exists(config_path) ? read_file(config_path) : std::string();
-  return Tokenizer(parse_tokenizer(read_file(dir / "tokenizer.json"), config));
+  const std::string config =
+      std::filesystem::exists(config_path) ? read_model_file(config_path) : std::string();
+  return Tokenizer(parse_tokenizer(read_model_file(dir / "tokenizer.json"), config));
 }
 
 Tokenizer::Tokenizer(TokenizerData data)

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/ascii.h"
 #include "text/json_reference.h"
 #include "text/json_text.h"
 
@@ -107,13 +108,6 @@ class Resolver {
   int n_steps_ = 0;
 };
 
-std::string_view trimmed(std::string_view text) {
-  constexpr std::string_view kJsonSpace = " \t\n\r";
-  const size_t begin = text.find_first_not_of(kJsonSpace);
-  if (begin == std::string_view::npos) return {};
-  return text.substr(begin, text.find_last_not_of(kJsonSpace) - begin + 1);
-}
-
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 // Length of -?(0|[1-9][0-9]*) at the start, or 0.
@@ -156,7 +150,7 @@ std::string typed(std::string_view text, uint8_t types) {
       if (equals_ignoring_case(text, word)) return std::string(word);
   if ((types & kNull) && text == "null") return "null";
   if (((types & kObject) && text.starts_with('{')) || ((types & kArray) && text.starts_with('[')))
-    if (ordered_json::accept(text.begin(), text.end())) return std::string(text);
+    if (parse_json(text, kMaxValueDepth)) return std::string(text);
   return {};
 }
 

@@ -44,6 +44,15 @@ TEST_F(ProxiedPull, NamesInNoProxyAreAskedDirectly) {
   EXPECT_TRUE(proxy.asked().empty());
 }
 
+// As in curl: in capitals, a web server would set it for its scripts from a header of its client (httpoxy).
+TEST_F(ProxiedPull, TheProxyForPlainHttpIsNamedInSmallLettersOnly) {
+  const TestProxy proxy;
+  move_hub_away();
+  extra["HTTP_PROXY"] = "http://" + proxy.host_and_port();
+  EXPECT_EQ(pull({"--retries", "0"}).exit_code, 1);
+  EXPECT_TRUE(proxy.asked().empty());
+}
+
 // The token may be said in the clear to this machine, so it must not leave it on the way there.
 TEST_F(ProxiedPull, ThisMachineIsAskedPastTheProxy) {
   const TestProxy proxy;

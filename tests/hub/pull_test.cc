@@ -42,6 +42,21 @@ TEST_F(PullRig, ASecondPullFetchesNothing) {
   expect_whole();
 }
 
+TEST_F(PullRig, GoesWhereTheHubsOtherToolsHaveTheirFiles) {
+  const std::string to = home.path().string();
+  const std::pair<std::map<std::string, std::string>, std::string> places[] = {
+      {{{"XDG_CACHE_HOME", to + "/xdg"}}, to + "/xdg/huggingface/hub"},
+      {{{"XDG_CACHE_HOME", to + "/xdg"}, {"HF_HOME", to + "/hf"}}, to + "/hf/hub"},
+      {{{"HF_HOME", to + "/hf"}, {"HF_HUB_CACHE", to + "/cache"}}, to + "/cache"}};
+  for (const auto& [variables, folder] : places) {
+    extra = variables;
+    const Ended run = pull();
+    EXPECT_EQ(run.exit_code, 0) << run.err;
+    EXPECT_EQ(run.out, folder + "/models--lily-models--tiny/snapshots/" + kTestCommit + "\n");
+    EXPECT_EQ(lily({"inspect", kTestRepository}).exit_code, 0) << folder;
+  }
+}
+
 TEST_F(PullRig, APulledModelIsFoundListedAndRemoved) {
   ASSERT_EQ(pull().exit_code, 0);
   const Ended answer =

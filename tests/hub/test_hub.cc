@@ -103,9 +103,11 @@ TestHub::TestHub(const std::filesystem::path& folder)
     const_cast<Request&>(request).ranges.clear();  // a redirect has none, but the library would look for them
     response.set_content("Found. Redirecting.", "text/plain");
     response.status = is_large(name) ? 302 : 307;
-    response.set_header("Location", is_large(name) ? "http://" + faults_.store_host + ":" +
-                                                         std::to_string(store_->port) + "/signed/" + name
-                                                   : "/api/resolve-cache/" + name);
+    const std::string store = faults_.store_address.empty()
+                                  ? "http://" + faults_.store_host + ":" + std::to_string(store_->port)
+                                  : faults_.store_address;
+    response.set_header("Location",
+                        is_large(name) ? store + "/signed/" + name : "/api/resolve-cache/" + name);
   });
   hub_->http.Get("/api/resolve-cache/(.*)", [=, this](const Request& request, Response& response) {
     if (may_pass(request, response)) serve_file(&request, &response, request.matches[1]);
@@ -170,6 +172,7 @@ void TestHub::serve_file(const void* request_pointer, void* response_pointer, co
 std::string TestHub::endpoint() const { return "http://127.0.0.1:" + std::to_string(hub_->port); }
 
 int TestHub::port() const { return hub_->port; }
+int TestHub::store_port() const { return store_->port; }
 
 void TestHub::set_commit(const std::string& commit) {
   const std::lock_guard lock(mutex_);

@@ -32,6 +32,7 @@ struct HubFaults {
   bool refuses_ranges = false;           // 416 to those that do not begin at 0
   bool sends_other_range = false;        // the wrong bytes, honestly labelled
   std::string store_host = "127.0.0.1";  // where large files are redirected to
+  std::string store_address;             // all of it, "https://HOST:PORT"; empty: plain HTTP at its own port
   std::function<void(nlohmann::json&)> edit_listing = {};
 };
 
@@ -42,6 +43,7 @@ class TestHub {
 
   std::string endpoint() const;
   int port() const;
+  int store_port() const;
   void set(const HubFaults& faults);
   void add_file(const std::string& name, const std::string& content);
   void set_commit(const std::string& commit);  // the branch has moved on

@@ -1,25 +1,14 @@
 #include "tests/hub/test_proxy.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <cstdint>
 
+#include "tests/hub/pump.h"
+
 namespace lily::test {
 namespace {
-
-int connect_to(uint16_t port) {
-  const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  address.sin_port = htons(port);
-  if (::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0) return fd;
-  ::close(fd);
-  return -1;
-}
 
 std::string first_line(const std::string& request) { return request.substr(0, request.find("\r\n")); }
 
@@ -38,6 +27,7 @@ void TestProxy::serve(const RawServer::Exchange& exchange) const {
     return;
   }
   const std::string line = first_line(request);
+  if (has_tunnels_ && line.rfind("CONNECT ", 0) == 0) return tunnel(exchange, line);
   constexpr std::string_view kStart = "GET http://";
   if (line.rfind(kStart, 0) != 0) {
     exchange.send("HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
@@ -53,6 +43,15 @@ void TestProxy::serve(const RawServer::Exchange& exchange) const {
   char bytes[65536];
   for (ssize_t n = 0; (n = ::recv(fd, bytes, sizeof bytes, 0)) > 0;)
     if (!exchange.send({bytes, static_cast<size_t>(n)})) break;
+  ::close(fd);
+}
+
+// "CONNECT HOST:PORT HTTP/1.1"
+void TestProxy::tunnel(const RawServer::Exchange& exchange, const std::string& line) const {
+  const int fd = connect_to(static_cast<uint16_t>(std::stoi(line.substr(line.find(':') + 1))));
+  if (fd < 0) return;
+  exchange.send("HTTP/1.1 200 Connection established\r\n\r\n");
+  pump(exchange.fd(), fd);
   ::close(fd);
 }
 

@@ -1,7 +1,7 @@
-// A proxy for plain HTTP on loopback that takes every name for this machine.
+// A proxy on loopback that takes every name for this machine, for plain HTTP and, where it may, for tunnels.
 #pragma once
 
-#include <memory>
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -13,6 +13,8 @@ class TestProxy {
  public:
   // `credentials`: the value of Proxy-Authorization that it wants; empty: anybody may pass.
   explicit TestProxy(std::string credentials = "");
+  // Lets a request pass by CONNECT; without it such requests get 502.
+  void allow_tunnels() { has_tunnels_ = true; }
 
   std::string host_and_port() const;
   std::vector<std::string> asked() const;  // first lines of the requests
@@ -21,7 +23,10 @@ class TestProxy {
  private:
   void serve(const RawServer::Exchange& exchange) const;
 
+  void tunnel(const RawServer::Exchange& exchange, const std::string& line) const;
+
   const std::string credentials_;
+  std::atomic<bool> has_tunnels_ = false;
   RawServer server_;
 };
 

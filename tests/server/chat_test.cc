@@ -59,6 +59,10 @@ TEST(ChatRequest, SamplingFieldsArrive) {
   EXPECT_EQ(r.sampling.logit_bias, bias);
   EXPECT_EQ(request_of(with(R"({"repeat_penalty": 1.2})")).sampling.repetition_penalty, 1.2f);
   EXPECT_EQ(request_of(with(R"({"top_k": -1})")).sampling.top_k, 0);
+  // Clients ask so for the likeliest token alone, and a sampler takes no share of nothing.
+  for (const char* none : {"0", "1e-300"})
+    EXPECT_GT(*request_of(with(fmt::format(R"({{"top_p": {}}})", none).c_str())).sampling.top_p, 0.0f)
+        << none;
   EXPECT_EQ(request_of(with(R"({"seed": -1})")).sampling.seed, std::numeric_limits<uint64_t>::max());
 }
 
@@ -268,8 +272,32 @@ TEST(ChatRequest, FaultsInMessagesNameTheirPlace) {
 }
 
 TEST(ChatRequest, ImageErrorsSayThatImagesAreNotSupported) {  // B085
-  const ApiError error = refused(R"({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})");
-  EXPECT_THAT(error.what(), testing::HasSubstr("images are not supported"));
+  for (const char* type : {"image_url", "input_image", "input_audio", "file"}) {
+    const ApiError error = refused(
+        fmt::format(R"({{"messages": [{{"role": "user", "content": [{{"type": "{}"}}]}}]}})", type).c_str());
+    EXPECT_EQ(error.param, "messages[0].content[0]") << type;
+    EXPECT_THAT(error.what(), testing::HasSubstr("images are not supported")) << type;
+  }
+}
+
+TEST(ChatRequest, EmptyStreamOptionsAreNone) {
+  for (const char* options : {"{}", "null", R"({"include_usage": null})"}) {
+    const Call call =
+        call_of(with(fmt::format(R"({{"stream": true, "stream_options": {}}})", options).c_str()));
+    call.writer->begin();
+    const std::string last = call.writer->event(end_of(Finish::stop));
+    EXPECT_EQ(last.find("\"usage\""), std::string::npos) << options;
+  }
+}
+
+TEST(ChatRequest, ASchemaThatCannotBeHeldIsToldWithItsField) {
+  const auto format = request_of(with(R"({"response_format": {"type": "json_schema",
+      "json_schema": {"schema": {"type": "object"}}}})"))
+                          .format;
+  EXPECT_EQ(format.field, "response_format");
+  const ApiError error = api_error_of(engine::SchemaRefused("tools[0].function", "no value fits"));
+  EXPECT_EQ(error.status, 400);
+  EXPECT_EQ(error.param, "tools[0].function");
 }
 
 // ---- Answers

@@ -1,33 +1,27 @@
 #include "tests/server/connection.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
+#include <netdb.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <stdexcept>
 
+#include "base/ascii.h"
+
 namespace lily::test {
-namespace {
 
 using Clock = std::chrono::steady_clock;
 
-std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
-  return text;
-}
-
-}  // namespace
-
-Connection::Connection(int port) : fd_(::socket(AF_INET, SOCK_STREAM, 0)) {
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  if (::connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0)
-    throw std::runtime_error("no connection to port " + std::to_string(port));
+Connection::Connection(int port, const std::string& address) {
+  const addrinfo hints{.ai_flags = AI_NUMERICHOST, .ai_socktype = SOCK_STREAM};
+  addrinfo* found = nullptr;
+  if (::getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found) == 0) {
+    fd_ = ::socket(found->ai_family, SOCK_STREAM, 0);
+    if (::connect(fd_, found->ai_addr, found->ai_addrlen) != 0) close();
+    ::freeaddrinfo(found);
+  }
+  if (fd_ < 0) throw std::runtime_error("no connection to " + address + " port " + std::to_string(port));
 }
 
 Connection::~Connection() { close(); }

@@ -17,7 +17,8 @@ struct HttpReply {
 
 class Connection {
  public:
-  explicit Connection(int port);
+  // To 127.0.0.1, or to another address of this machine ("::1").
+  explicit Connection(int port, const std::string& address = "127.0.0.1");
   ~Connection();
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;

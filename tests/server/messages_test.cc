@@ -152,6 +152,7 @@ TEST(MessageRequest, StructuredOutputInBothForms) {
     const auto format = request_of(with(form)).format;
     EXPECT_EQ(format.kind, engine::OutputFormat::Kind::json_schema) << form;
     EXPECT_EQ(format.schema, Json::parse(R"({"type": "object"})"));
+    EXPECT_THAT(format.field, testing::AnyOf("output_format", "output_config.format"));
   }
 }
 

@@ -21,6 +21,7 @@ class RawServer {
     const std::string& request() const { return request_; }  // head and body
     std::string body() const { return request_.substr(request_.find("\r\n\r\n") + 4); }
     bool send(std::string_view bytes) const;
+    int fd() const { return fd_; }  // for what a request and an answer are not enough for
     // True once the client has closed the connection.
     bool is_left_within(std::chrono::milliseconds timeout = std::chrono::seconds(10)) const;
 

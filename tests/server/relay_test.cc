@@ -5,9 +5,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <future>
-#include <mutex>
 
-#include "base/log.h"
+#include "tests/server/log_lines.h"
 #include "tests/server/raw_server.h"
 #include "tests/server/scripted_server.h"
 #include "tests/support/temp_folder.h"
@@ -551,12 +550,7 @@ TEST_F(Relays, ARequestThatComesBackIsRefused) {
 }
 
 TEST_F(Relays, NoLineOfTheLogHasContentOrKeys) {
-  std::mutex mutex;
-  std::string lines;
-  set_log_sink([&](LogLevel, std::string_view line) {
-    const std::lock_guard lock(mutex);
-    lines += std::string(line) + "\n";
-  });
+  const LogLines log;
   for (const char* status : {"200 OK", "400 Bad", "500 Oh", "401 No"}) {
     RawServer back([&](const Exchange& exchange) {
       exchange.send(
@@ -567,7 +561,7 @@ TEST_F(Relays, NoLineOfTheLogHasContentOrKeys) {
     ask_big(true);
     stop();
   }
-  set_log_sink({});
+  const std::string lines = log.all();
   EXPECT_NE(lines.find("/v1/chat/completions"), std::string::npos);
   EXPECT_EQ(lines.find("secret prompt"), std::string::npos) << lines;
   EXPECT_EQ(lines.find("sk-right"), std::string::npos) << lines;

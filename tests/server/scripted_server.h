@@ -75,6 +75,7 @@ class ScriptedServer : public testing::Test {
     if (!reply) ADD_FAILURE() << "no reply to " << method << " " << path;
     return reply.value_or(HttpReply{});
   }
+  static server::Json json_of(const HttpReply& reply) { return server::Json::parse(reply.body); }
   server::Json chat() { return server::Json::parse(ask("POST", "/v1/chat/completions", kHello).body); }
   void expect_alive() { EXPECT_EQ(chat()["choices"][0]["message"]["content"], says_); }
   // Until the condition holds.

@@ -58,6 +58,19 @@ TEST(ServeUpstream, OneAddressServesBothModels) {
   EXPECT_EQ(Json::parse(down.body)["type"], "error");
 }
 
+TEST(Serve, AnAddressThatOtherMachinesReachIsWarnedOfWithoutAKey) {
+  for (const char* key : {"", "secret"}) {
+    Child child({"serve", "-m", "models/lily-tiny", "--host", "0.0.0.0", "--port", "0", "--parallel", "1"},
+                {{"HOME", "/nonexistent"}, {"LILY_API_KEY", key}});
+    for (int i = 0; i < 6000 && child.err().find("ready at") == std::string::npos; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    const std::string said = child.err();
+    ASSERT_NE(said.find("ready at"), std::string::npos) << said;
+    EXPECT_EQ(said.find("0.0.0.0 can be reached from other machines") != std::string::npos, *key == '\0')
+        << said;
+  }
+}
+
 TEST(Serve, TheCacheTellsItsBytes) {
   Serve server({});
   const Json before = Json::parse(server.ask("/cache", "").body);

@@ -148,6 +148,8 @@ TEST(Usage, MistakesExitWith2AndOneLine) {
   expect_one_clear_line(lily("run " + kTiny), 2, "no prompt");
   expect_one_clear_line(lily("run -m /nonexistent x"), 2, "/nonexistent");
   expect_one_clear_line(lily("run -m no/such-model x"), 2, "no/such-model");
+  expect_one_clear_line(lily("run -m 'two\nlines' x"), 2, "two\\x0alines");
+  expect_one_clear_line(lily("run -m 'two/li\nnes' x"), 2, "two/li\\x0anes");
   expect_one_clear_line(lily("plan --shape qwen3.6-35b-a3b --disable P9"), 2, "P9");
   expect_one_clear_line(lily("plan --shape qwen3.6-35b-a3b --device m9"), 2, "m9");
   expect_one_clear_line(lily("eval " + kTiny), 2, "--goldens");

@@ -47,6 +47,9 @@ TEST(JsonText, ManyKeysAndDeepNestingAreLinear) {
   EXPECT_EQ(document->size(), 200'000u);
   const std::string nested = std::string(200'000, '[') + std::string(200'000, ']');
   EXPECT_EQ(dump_json(*parse_json(nested)), nested);
+  EXPECT_TRUE(parse_json("[{\"a\": []}]", 3));
+  EXPECT_FALSE(parse_json("[{\"a\": []}]", 2));
+  EXPECT_TRUE(parse_json("1", 0));
   EXPECT_LT(std::chrono::steady_clock::now() - begin,
             std::chrono::seconds(20));  // minutes if it were quadratic
 }

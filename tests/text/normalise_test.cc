@@ -83,6 +83,9 @@ TEST(Normalise, ArgumentsGivenAsStrings) {
   EXPECT_THAT(call(R"("[1]")"), HasSubstr("<parameter=arguments>\n[1]\n</parameter>"));
   EXPECT_THAT(call(R"("{\"n\": 123456789012345678901234567890}")"),
               HasSubstr("\n123456789012345678901234567890\n"));
+  // Deeper than anybody could use, and than those who read it could bear.
+  const std::string deep = std::string(100'000, '[') + std::string(100'000, ']');
+  EXPECT_THAT(call(R"("{\"a\": )" + deep + "}\""), HasSubstr("<parameter=arguments>\n{\"a\": [[["));
 }
 
 TEST(Normalise, ALastAssistantMessageIsContinued) {

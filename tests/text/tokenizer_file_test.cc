@@ -160,6 +160,21 @@ TEST(TokenizerFile, AMissingFileIsNamed) {
   }
 }
 
+TEST(TokenizerFile, WhatIsNoFileIsNotWaitedFor) {
+  const auto dir = std::filesystem::temp_directory_path() / "lily_tokenizer_device";
+  std::filesystem::remove_all(dir);
+  std::filesystem::create_directory(dir);
+  std::filesystem::create_symlink("/dev/zero", dir / "tokenizer.json");
+  try {
+    Tokenizer::load(dir.string());
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.fault(), Fault::model);
+    EXPECT_THAT(error.what(), HasSubstr("tokenizer.json: is not a regular file"));
+  }
+  std::filesystem::remove_all(dir);
+}
+
 TEST(TokenizerFile, LoadsWithoutConfigVocabJsonAndMergesTxt) {
   const auto dir = std::filesystem::temp_directory_path() / "lily_tokenizer_only";
   std::filesystem::create_directories(dir);

@@ -55,6 +55,12 @@ TEST(ToolSchema, AlternativesThatMultiplyEnd) {
   EXPECT_EQ(types(R"({"$ref": "#/$defs/d0"})", (root + "}}").c_str()), kUntyped);
 }
 
+TEST(ToolSchema, AValueThatIsNestedTooDeepStaysText) {
+  const auto nested = [](size_t depth) { return std::string(depth, '[') + std::string(depth, ']'); };
+  EXPECT_EQ(typed(nested(kMaxValueDepth), kArray), nested(kMaxValueDepth));
+  EXPECT_EQ(typed(nested(100'000), kArray), '"' + nested(100'000) + '"');
+}
+
 TEST(ToolSchema, DeclaredFunctions) {
   const auto json = parse_json(R"([
     {"type": "function", "function": {"name": "a", "parameters": {"type": "object", "properties": {

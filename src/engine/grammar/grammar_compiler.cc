@@ -22,6 +22,18 @@ struct Owned {
         matcher(std::move(grammar), vocabulary->trie(), vocabulary->tokenizer(), limits) {}
 };
 
+// Faults of the client's schema become SchemaRefused; `field`: empty where the message begins with it.
+template <typename Compile>
+auto compiled(const std::string& field, Compile compile) {
+  try {
+    return compile();
+  } catch (const Error& e) {
+    if (e.fault() != Fault::user) throw;
+    const std::string what = e.what();
+    throw SchemaRefused(field.empty() ? what.substr(0, what.find_first_of(" :")) : field, what);
+  }
+}
+
 // A document, after the empty line that models like to write before it.
 Grammar after_blanks(Grammar grammar) {
   const NodeId blanks = grammar.add({.kind = Node::Kind::bytes, .dfa = regex("^( |\n{0,2})$")});
@@ -80,9 +92,11 @@ GrammarCompiler::Shared GrammarCompiler::text_matcher(const OutputFormat& format
     case OutputFormat::Kind::json_object:
       return matcher("object", [] { return after_blanks(json_object_grammar()); });
     case OutputFormat::Kind::json_schema:
-      check_nesting(format.schema, kSchemaName);
-      return matcher("schema " + text::dump_json(format.schema),
-                     [&] { return after_blanks(schema_grammar(format.schema, kSchemaName)); });
+      return compiled(format.field, [&] {
+        check_nesting(format.schema, kSchemaName);
+        return matcher("schema " + text::dump_json(format.schema),
+                       [&] { return after_blanks(schema_grammar(format.schema, kSchemaName)); });
+      });
   }
   return nullptr;
 }
@@ -112,11 +126,13 @@ std::unique_ptr<TokenConstraint> GrammarCompiler::constraint_for(const ChatReque
     if (vocabulary_->call_open() < 0 || vocabulary_->call_close() < 0)
       fail(Fault::model,
            "the tokenizer has no <tool_call> and </tool_call>; calls cannot be constrained with it");
-    check_nesting(request.tools, "tools");
     const std::string name = choice == Choice::named ? request.tool_choice.name : std::string();
     if (choice == Choice::named && name.empty()) fail(Fault::user, "tool_choice names no function");
-    demands.calls = matcher("calls " + text::dump_json(name) + text::dump_json(request.tools),
-                            [&] { return call_grammar(request.tools, name); });
+    demands.calls = compiled("", [&] {
+      check_nesting(request.tools, "tools");
+      return matcher("calls " + text::dump_json(name) + text::dump_json(request.tools),
+                     [&] { return call_grammar(request.tools, name); });
+    });
   }
   if (demands.starts_in_thinking && request.thinking.budget) {
     const auto n_closing = static_cast<int32_t>(vocabulary_->closing().size());

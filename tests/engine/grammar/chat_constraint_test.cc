@@ -249,6 +249,23 @@ TEST_F(Constraints, StrictSchemasThatCannotBeHeldAreRefused) {
             std::string::npos);
 }
 
+TEST_F(Constraints, ARefusedSchemaNamesItsField) {
+  const auto field = [&] {
+    try {
+      make();
+    } catch (const SchemaRefused& e) {
+      return e.field;
+    }
+    return std::string("not refused");
+  };
+  const auto bad = ordered_json::parse(R"({"type":"object","properties":{"a":{"not":{}}}})");
+  request_.tools[1]["function"]["parameters"] = bad;
+  EXPECT_EQ(field(), "tools[1].function.parameters");
+  request_.tools = nullptr;
+  request_.format = {.kind = OutputFormat::Kind::json_schema, .schema = bad, .field = "text.format"};
+  EXPECT_EQ(field(), "text.format");
+}
+
 TEST_F(Constraints, AnAnswerMayBeJsonOrACall) {
   request_.format.kind = OutputFormat::Kind::json_object;
   EXPECT_TRUE(passes(*make(), "{\"a\": 1}<|im_end|>"));

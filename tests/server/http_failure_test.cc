@@ -1,0 +1,108 @@
+// Steps of the model that fail or hang, and the end of the server, as clients see them.
+#include "tests/server/scripted_server.h"
+
+namespace lily::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+class HttpFailure : public ScriptedServer {};
+
+TEST_F(HttpFailure, StopsAlsoWhenItHasHardlyBegun) {
+  for (int i = 0; i < 50; ++i) {
+    server::HttpServer http({.port = 0, .n_threads = 1});
+    const int port = http.bind();
+    std::thread listener([&] { http.listen(); });
+    http.stop();
+    listener.join();
+    EXPECT_THROW(Connection{port}, std::runtime_error);
+  }
+}
+
+TEST_F(HttpFailure, AFailedStepFailsItsRequestAndTheNextOneWorks) {
+  start();
+  const size_t n_steps = executor_->steps().size();
+  executor_->fail_wait[static_cast<int>(n_steps)] = "the device stumbled";
+  const HttpReply reply = ask("POST", "/v1/chat/completions", kHello);
+  EXPECT_EQ(reply.status, 500);
+  EXPECT_NE(reply.body.find("the device stumbled"), std::string::npos);
+  expect_alive();
+}
+
+TEST_F(HttpFailure, AFailureInAStreamIsToldWithoutDone) {
+  start();
+  executor_->fail_wait[2] = "the device stumbled";
+  const HttpReply reply = ask("POST", "/v1/chat/completions", kHelloStreamed);
+  EXPECT_EQ(reply.status, 200);
+  EXPECT_NE(reply.body.find("\"error\":{\"message\":\"the device stumbled\""), std::string::npos)
+      << reply.body;
+  EXPECT_EQ(reply.body.find("[DONE]"), std::string::npos);
+  expect_alive();
+}
+
+TEST_F(HttpFailure, AHungStepFailsItsRequest) {
+  start({}, {.step_timeout = 200ms});
+  executor_->hold();
+  const HttpReply reply = ask("POST", "/v1/chat/completions", kHello);
+  EXPECT_EQ(reply.status, 500);
+  EXPECT_EQ(json_of(reply)["error"]["code"], "step_timeout");
+  executor_->allow(-1);
+  expect_alive();
+}
+
+TEST_F(HttpFailure, WaitingInTheQueueIsNotAHungStep) {
+  start({}, {.step_timeout = 1s}, {.max_sequences = 1, .queue_capacity = 4});
+  executor_->hold();
+  Connection first(port_), second(port_);
+  first.post("/v1/chat/completions", kHello);
+  executor_->await_held();
+  second.post("/v1/chat/completions", kHello);
+  EXPECT_TRUE(eventually([&] { return assistant_->engine().stats().n_waiting == 1; }));
+  // A step from time to time, slower than the second one would wait for.
+  for (int i = 0; i < 6; ++i) {
+    std::this_thread::sleep_for(250ms);
+    executor_->allow(1);
+  }
+  executor_->allow(-1);
+  EXPECT_EQ(first.read()->status, 200);
+  EXPECT_EQ(second.read()->status, 200);
+}
+
+TEST_F(HttpFailure, StoppingFinishesTheAnswersThatRun) {
+  start();
+  executor_->hold();
+  Connection client(port_);
+  client.post("/v1/chat/completions", kHelloStreamed);
+  client.read_until("assistant");  // from there on it runs, for the HTTP library too
+  executor_->await_held();
+  std::thread stopper([&] { http_->stop(); });
+  std::this_thread::sleep_for(50ms);
+  executor_->allow(-1);
+  EXPECT_NE(client.read_until("[DONE]").find("[DONE]"), std::string::npos);
+  stopper.join();
+}
+
+TEST_F(HttpFailure, AnswersThatTakeTooLongWhenStoppingAreGivenUp) {
+  for (const char* body : {kHello, kHelloStreamed}) {
+    SCOPED_TRACE(body);
+    start({.drain_s = 0});
+    executor_->hold();
+    Connection client(port_), idle(port_), half(port_);
+    client.post("/v1/chat/completions", body);
+    idle.request("GET", "/health");
+    EXPECT_EQ(idle.read()->status, 200);
+    half.send("POST /v1/chat/completions HTTP/1.1\r\nConte");
+    executor_->await_held();
+    if (body == kHelloStreamed) client.read_until("assistant");
+    std::thread stopper([&] { http_->stop(); });
+    const std::string said = client.read_until("stopping");
+    EXPECT_NE(said.find(R"("code":"stopping")"), std::string::npos) << said;
+    EXPECT_TRUE(idle.is_closed_within(10s));
+    EXPECT_TRUE(half.is_closed_within(10s));
+    stopper.join();
+    stop();
+  }
+}
+
+}  // namespace
+}  // namespace lily::test
