@@ -24,13 +24,16 @@ using plan::Ending;
 using plan::Phase;
 using plan::Policy;
 
+constexpr int kLargeVocabulary = 70'000;
+
 struct Step {
   std::string name;
   Phase phase;
   Policy policy;
   std::vector<test::Sequence> sequences;
   Ending ending = Ending::greedy;
-  int top_k = 20;
+  std::vector<int> top_k = {20, 20};  // of the sequences, where they sample
+  int vocabulary = 0;                 // of a step that is nothing but its ending
 };
 
 // Each barrier of one kind, named by the kernels in front of it and behind it.
@@ -56,6 +59,8 @@ std::string kernels_of(const std::vector<DispatchCounters>& stage) {
 model::Dims dims() { return test::small_checkpoint().dims(); }
 
 plan::Plan plan_of(const Step& step) {
+  if (step.vocabulary > 0)
+    return test::ending_plan(step.ending, step.vocabulary, static_cast<int>(step.sequences.size()), 20);
   int n_rows = 0;
   for (const test::Sequence& s : step.sequences) n_rows += static_cast<int>(s.tokens.size());
   return plan::forward(dims(),
@@ -79,13 +84,19 @@ class Recorder {
 
   // Runs the step. The dispatches of each stage.
   std::vector<std::vector<DispatchCounters>> stages(const Step& step, backend::Program& program) {
-    test::Inputs inputs(step.sequences, 2, dims().vocab, false);
+    test::Inputs inputs(step.sequences, 2, step.vocabulary > 0 ? step.vocabulary : dims().vocab, false);
     for (size_t i = 0; i < inputs.segments().size(); ++i) {
       inputs.segments()[i].token_in = backend::TokenSlot{static_cast<int>(2 * i)};
       inputs.segments()[i].token_out = backend::TokenSlot{static_cast<int>(2 * i + 1)};
     }
     if (step.ending == Ending::sampled)
-      inputs.sampling().resize(step.sequences.size(), {.top_k = step.top_k});
+      for (size_t i = 0; i < step.sequences.size(); ++i)
+        inputs.sampling().push_back({.top_k = step.top_k[i]});
+    if (step.vocabulary > 0) {
+      std::vector<float> logits(step.sequences.size() * static_cast<size_t>(step.vocabulary));
+      for (size_t i = 0; i < logits.size(); ++i) logits[i] = static_cast<float>(i * 7919 % 1000);
+      program.write(plan::ValueId{0}, logits);
+    }
     metal_.gpu->take_counters();
     program.submit(inputs.get());
     program.wait();
@@ -150,6 +161,18 @@ TEST(Barriers, EachSeparatesWhatNoOtherSeparates) {
   }
 }
 
+// The endings that greedy steps do not have.
+std::vector<Step> other_endings() {
+  const Policy policy = metal::default_policy();
+  const std::vector<test::Sequence> two = {sequence(1, 70, 0), sequence(1, 0, 1)};
+  return {{"two sequences, sampled", Phase::decode, policy, two, Ending::sampled},
+          {"one without a top-k", Phase::decode, policy, two, Ending::sampled, {20, 0}},
+          {"candidates", Phase::decode, policy, {sequence(1, 63, 0)}, Ending::candidates},
+          // Vocabularies that one threadgroup cannot rank what is left of, as the real one.
+          {"sampled, large", Phase::decode, policy, two, Ending::sampled, {20, 20}, kLargeVocabulary},
+          {"candidates, large", Phase::decode, policy, two, Ending::candidates, {}, kLargeVocabulary}};
+}
+
 // Whatever the data: the first token, one row in a program for more, several sequences, other endings.
 TEST(Barriers, AllButOneAreThereForAnyData) {
   Recorder recorder;
@@ -157,16 +180,18 @@ TEST(Barriers, AllButOneAreThereForAnyData) {
   // The barriers whose conflict depends on the data, with the input that does without. The steps here and
   // above have the conflict.
   const std::map<std::string, std::string> depend_on_data = {
-      // Ranked logits are read for a row with a top-k only; the others sample from the logits themselves.
+      // Ranked logits are read for a row with a top-k only ("one without a top-k" has such a row); the others
+      // sample from the logits themselves.
       {"rank_logits | rank_sample+sample_whole", "sampled without a top-k"}};
-  const std::vector<test::Sequence> two = {sequence(1, 70, 0), sequence(1, 0, 1)};
-  const std::vector<Step> all = {
-      {"first token", Phase::decode, policy, {sequence(1, 0, 0)}},
-      {"two sequences, sampled", Phase::decode, policy, two, Ending::sampled},
-      {"sampled without a top-k", Phase::decode, policy, two, Ending::sampled, 0},
-      {"candidates", Phase::decode, policy, {sequence(1, 63, 0)}, Ending::candidates},
-      {"ragged chunks", Phase::prefill, policy, {sequence(1, 64, 0), sequence(8, 3, 1)}},
-  };
+  std::vector<Step> all = other_endings();
+  all.push_back({"sampled without a top-k",
+                 Phase::decode,
+                 policy,
+                 {sequence(1, 70, 0), sequence(1, 0, 1)},
+                 Ending::sampled,
+                 {0, 0}});
+  all.push_back({"first token", Phase::decode, policy, {sequence(1, 0, 0)}});
+  all.push_back({"ragged chunks", Phase::prefill, policy, {sequence(1, 64, 0), sequence(8, 3, 1)}});
   std::map<std::string, std::string> found;
   for (const Step& step : all)
     for (const auto& [kind, count] : recorder.barriers(step).superfluous) found.emplace(kind, step.name);
@@ -185,7 +210,9 @@ TEST(Barriers, ThoseOfSerialExecutionAreSuperfluous) {
 TEST(Barriers, AMissingOneIsReported) {
   Recorder recorder(emulator::Options::OnFinding::nothing);
   std::set<std::string> done;
-  for (const Step& step : steps()) {
+  std::vector<Step> all = steps();
+  for (Step& step : other_endings()) all.push_back(std::move(step));
+  for (const Step& step : all) {
     const auto program = recorder.device().compile(plan_of(step));
     const auto run = recorder.stages(step, *program);
     std::map<std::string, int> left;  // kinds that no step before had, and a barrier of each
@@ -231,7 +258,7 @@ TEST(Barriers, AMissingOneIsReported) {
       }
     }
   }
-  EXPECT_GE(done.size(), 38u);
+  EXPECT_GE(done.size(), 56u);
 }
 
 }  // namespace

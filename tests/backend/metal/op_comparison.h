@@ -7,7 +7,6 @@
 #include <gtest/gtest.h>
 
 #include <functional>
-#include <set>
 #include <string>
 
 #include "tests/backend/metal/rig.h"
@@ -23,6 +22,10 @@ struct Scene {
   // The k-th expert of a row, in place of the router's choice.
   std::function<int(int64_t row, int k)> expert = {};
   std::function<bool(const plan::Op&)> compares = {};  // the other ops run on the reference alone; empty: all
+  // Of these, only ops with a dispatch that no scene before had, by kernel or by kernel and parameters: where
+  // the widths make each one slow.
+  enum class Only : uint8_t { all, new_kernels, new_shapes };
+  Only only = Only::all;
 };
 
 // Both devices hold the same random state and cache.
@@ -68,7 +71,15 @@ class OpComparison : public testing::Test {
   static inline Stage* stage_ = nullptr;
 };
 
-// Names of the kernels that compare() has run in this process.
-const std::set<std::string>& kernels_compared();
+// When everything in a program has run, every kernel of these libraries has been compared by compare().
+class EveryKernel : public testing::Environment {
+ public:
+  explicit EveryKernel(std::vector<const emulator::CompiledLibrary*> libraries)
+      : libraries_(std::move(libraries)) {}
+  void TearDown() override;
+
+ private:
+  const std::vector<const emulator::CompiledLibrary*> libraries_;
+};
 
 }  // namespace lily::test

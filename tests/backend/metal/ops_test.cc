@@ -192,28 +192,39 @@ TEST_F(Ops, Candidates) {
 
 // How rows fall on experts: all on the same eight, so that each of these has all rows and the others none, or
 // one expert that has all rows beside others that change.
-class Loads : public test::OpComparison, public testing::WithParamInterface<uint64_t> {
+class OfExperts : public test::OpComparison {
  protected:
-  void SetUp() override { make_stage({.seed = GetParam()}, test::checkpoint_of(model::Storage::q4)); }
-  static int same_eight(int64_t, int k) { return k + 2; }
-  static int one_takes_all(int64_t row, int k) {
-    return k == 0 ? 5 : (6 + static_cast<int>((row + k) % 11)) % 12;  // the other eleven in turn
-  }
   void compare_loads(int n_rows, const Policy& policy) {
-    for (const auto& expert : {same_eight, one_takes_all})
-      compare({.name = expert == same_eight ? "the same eight" : "one takes all",
-               .phase = Phase::prefill,
-               .positions = {0},
-               .rows = {n_rows},
-               .context = 64,
-               .expert = expert,
-               .compares = is_of_experts},
-              policy);
+    const int n = stage().dims().n_experts;
+    const auto same_eight = [](int64_t, int k) { return k + 2; };
+    const auto one_takes_all = [n](int64_t row, int k) {
+      return k == 0 ? 5 : (6 + static_cast<int>((row + k) % (n - 1))) % n;  // the others in turn
+    };
+    for (const auto& [name, expert] :
+         {std::pair<const char*, std::function<int(int64_t, int)>>("the same eight", same_eight),
+          {"one takes all", one_takes_all}})
+      compare_experts(name, n_rows, policy, expert);
+  }
+  void compare_experts(const char* name, int n_rows, const Policy& policy,
+                       const std::function<int(int64_t, int)>& expert = {}) {
+    compare({.name = name,
+             .phase = Phase::prefill,
+             .positions = {0},
+             .rows = {n_rows},
+             .context = 128,
+             .expert = expert,
+             .compares = is_of_experts},
+            policy);
   }
   static bool is_of_experts(const plan::Op& op) {
     const std::string kind = plan::kind_name(op);
     return kind.starts_with("exp") || kind.find("router") != std::string::npos || kind == "swiglu";
   }
+};
+
+class Loads : public OfExperts, public testing::WithParamInterface<uint64_t> {
+ protected:
+  void SetUp() override { make_stage({.seed = GetParam()}, test::checkpoint_of(model::Storage::q4)); }
 };
 
 TEST_P(Loads, OneTileMoreOrLess) {
@@ -235,6 +246,47 @@ TEST_P(Loads, OfFewRows) {
 
 INSTANTIATE_TEST_SUITE_P(Seeds, Loads, testing::Values(1, 2));
 
+// As many experts as the real model has, of which most have no row.
+class ManyExperts : public OfExperts {
+ protected:
+  static void SetUpTestSuite() { make_stage({.seed = 1}, test::checkpoint_of(model::Storage::q4, 256)); }
+};
+
+TEST_F(ManyExperts, OfFewRowsAndMany) {
+  for (const int n_rows : {1, 9, 40})
+    for (const Policy& p : {metal::default_policy(), unfused(metal::default_policy())}) {
+      compare_experts("chosen by the router", n_rows, p);
+      compare_loads(n_rows, p);
+    }
+  compare_loads(40, *plan::without(metal::default_policy(), plan::Mechanism::p2));
+  compare({.name = "decode",
+           .phase = Phase::decode,
+           .positions = {7, 0},
+           .rows = {1, 1},
+           .context = 64,
+           .compares = is_of_experts},
+          metal::default_policy());
+}
+
+// The same under many orders of dispatches, threadgroups and lanes.
+class Schedules : public test::OpComparison, public testing::WithParamInterface<uint64_t> {
+ protected:
+  void SetUp() override { make_stage({.seed = GetParam()}, test::checkpoint_of(model::Storage::q4)); }
+};
+
+TEST_P(Schedules, EveryOpIsTheReferences) {
+  const Policy policy = metal::default_policy();
+  Policy split = policy;
+  split.fixed_blocks_from_context = 1;
+  for (const Policy& p : {policy, split, unfused(policy), all_off()}) {
+    compare({.name = "decode", .phase = Phase::decode, .positions = {5, 33}, .rows = {1, 1}, .context = 64},
+            p);
+    compare({.name = "prefill", .phase = Phase::prefill, .positions = {1, 0}, .rows = {1, 17}, .context = 64},
+            p);
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Seeds, Schedules, testing::Range<uint64_t>(1, 11));
+
 TEST_F(Ops, SampledTokens) {
   compare({.name = "sampled", .phase = Phase::decode, .positions = {3, 0}, .rows = {1, 1}, .context = 64},
           metal::default_policy(), Ending::sampled);
@@ -244,6 +296,50 @@ TEST_F(Ops, PrefillWithoutOneMechanism) {
   for (const auto m : {plan::Mechanism::p3, plan::Mechanism::p4, plan::Mechanism::d5, plan::Mechanism::d6})
     compare({.name = "ablated", .phase = Phase::prefill, .positions = {30}, .rows = {21}, .context = 64},
             *plan::without(metal::default_policy(), m));
+}
+
+bool is_of_attention(const plan::Op& op) {
+  const std::string_view kind = plan::kind_name(op);
+  return kind.find("attention") != std::string_view::npos || kind == "qk_prepare" ||
+         kind == "head_norm_rope" || kind == "kv_append";
+}
+
+// Queries and keys prepared before, as bf16 values: nothing is rounded inside, the gate included.
+TEST_F(Ops, DecodeAttentionIsFp32Inside) {
+  for (const int64_t from : {int64_t{1}, plan::kNever})  // both sides of the switch
+    for (const int position : {0, 30, 31, 32, 1025}) {
+      Policy p = metal::default_policy();
+      p.decode.qk_in_attention = false;
+      p.fixed_blocks_from_context = from;
+      compare({.name = "prepared before",
+               .phase = Phase::decode,
+               .positions = {position},
+               .rows = {1},
+               .context = 1088,
+               .compares = is_of_attention},
+              p);
+    }
+}
+
+// Angles of rotation reach 2.6e5 rad.
+TEST_F(Ops, TheLastPositionIsRotatedAsExactlyAsTheFirst) {
+  Policy prepared = metal::default_policy();
+  prepared.decode.qk_in_attention = false;
+  for (const Policy& p : {metal::default_policy(), prepared, unfused(metal::default_policy())}) {
+    const int last = stage().dims().max_positions - 1;
+    compare({.name = "far away",
+             .phase = Phase::decode,
+             .positions = {last},
+             .rows = {1},
+             .context = last + 1,
+             .compares =
+                 [&](const plan::Op& op) {
+                   const bool attends = std::holds_alternative<plan::GatedAttention>(op) ||
+                                        std::holds_alternative<plan::Attention>(op);
+                   return is_of_attention(op) && (!attends || p.decode.qk_in_attention);
+                 }},
+            p);
+  }
 }
 
 TEST_F(Ops, DecodeAttentionWithoutPackingOrCoalescing) {
@@ -259,33 +355,13 @@ TEST_F(Ops, DecodeAttentionWithoutPackingOrCoalescing) {
                .positions = {1025},
                .rows = {1},
                .context = 1088,
-               .compares =
-                   [](const plan::Op& op) {
-                     return std::string_view(plan::kind_name(op)).find("attention") != std::string_view::npos;
-                   }},
+               .compares = is_of_attention},
               p);
     }
 }
 
-// When everything here has run, every kernel of both libraries has been compared.
-class EveryKernel : public testing::Environment {
- public:
-  void TearDown() override {
-    if (testing::GTEST_FLAG(filter) != "*") return;
-    // No op stands for a copy of a state slot (Steps.StateSlotsAre...), and the vocabularies here are ranked
-    // in one round (vocabulary_test has longer ones).
-    const std::set<std::string> elsewhere = {"copy_slot", "rank_keys"};
-    for (const auto* library :
-         {&emulator::lily_metal_kernels_plain, &emulator::lily_metal_tensor_kernels_plain})
-      for (unsigned f = 0; f < library->n_files; ++f)
-        for (unsigned k = 0; k < library->files[f]->n_kernels; ++k) {
-          const std::string name = library->files[f]->kernels[k].host_name;
-          EXPECT_TRUE(test::kernels_compared().contains(name) || elsewhere.contains(name))
-              << name << " has not been compared";
-        }
-  }
-};
-const testing::Environment* const kEveryKernel = testing::AddGlobalTestEnvironment(new EveryKernel);
+const testing::Environment* const kEveryKernel = testing::AddGlobalTestEnvironment(
+    new test::EveryKernel({&emulator::lily_metal_kernels_plain, &emulator::lily_metal_tensor_kernels_plain}));
 
 }  // namespace
 }  // namespace lily

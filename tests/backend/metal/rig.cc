@@ -7,7 +7,9 @@
 #include <random>
 #include <string_view>
 
+#include "backend/metal/lower.h"
 #include "base/half.h"
+#include "engine/selftest.h"
 #include "lily_metal_kernels.h"
 #include "lily_metal_kernels_emulated.h"
 #include "lily_metal_tensor_kernels.h"
@@ -89,10 +91,10 @@ void centre(CheckpointWriter& writer) {
 
 }  // namespace
 
-const model::Checkpoint& checkpoint_of(model::Storage storage) {
+const model::Checkpoint& checkpoint_of(model::Storage storage, int n_experts) {
   static const TempFolder folder;
-  static std::map<model::Storage, model::Checkpoint> made;
-  const auto found = made.find(storage);
+  static std::map<std::pair<model::Storage, int>, model::Checkpoint> made;
+  const auto found = made.find({storage, n_experts});
   if (found != made.end()) return found->second;
   CheckpointWriter::Options options;
   if (storage != model::Storage::q4) options.storage = [storage](model::WeightId) { return storage; };
@@ -101,15 +103,24 @@ const model::Checkpoint& checkpoint_of(model::Storage storage) {
   options.dims.n_q_heads = 4;
   options.dims.n_key_heads = 2;
   options.dims.n_value_heads = 4;
-  options.dims.n_experts = 12;
+  options.dims.n_experts = n_experts;
   options.dims.expert_width = options.dims.shared_width = 128;
-  const auto path = folder.path() / fmt::format("{}", static_cast<int>(storage));
+  const auto path = folder.path() / fmt::format("{}-{}", static_cast<int>(storage), n_experts);
   CheckpointWriter writer(options);
   if (storage == model::Storage::q8)
     for (const char* key : {"quantization", "quantization_config"}) writer.config[key]["bits"] = 8;
   centre(writer);
   writer.write(path);
-  return made.emplace(storage, model::Checkpoint::open(path)).first->second;
+  return made.emplace(std::pair(storage, n_experts), model::Checkpoint::open(path)).first->second;
+}
+
+const model::Checkpoint& wide_checkpoint() {
+  static const TempFolder folder;
+  static const model::Checkpoint checkpoint = [] {
+    engine::write_self_test_checkpoint(folder.path() / "model");
+    return model::Checkpoint::open(folder.path() / "model");
+  }();
+  return checkpoint;
 }
 
 Inputs::Inputs(const std::vector<Sequence>& sequences, int blocks_a_sequence, int n_tokens, bool all_outputs)
@@ -125,11 +136,34 @@ Inputs::Inputs(const std::vector<Sequence>& sequences, int blocks_a_sequence, in
     tokens_.insert(tokens_.end(), s.tokens.begin(), s.tokens.end());
     // Blocks in an order of their own, so that a table that is not read shows.
     for (int b = blocks_a_sequence - 1; b >= 0; --b)
-      blocks_.push_back(static_cast<int32_t>(i) * blocks_a_sequence + b);
+      blocks_.push_back(cache_block(static_cast<int>(i) * blocks_a_sequence + b));
     if (!all_outputs) output_rows_.push_back(static_cast<int32_t>(tokens_.size()) - 1);
   }
   if (all_outputs)
     for (size_t t = 0; t < tokens_.size(); ++t) output_rows_.push_back(static_cast<int32_t>(t));
+}
+
+plan::Plan ending_plan(plan::Ending ending, int vocab, int n_outputs, int n_candidates) {
+  plan::Plan plan{.dims = small_checkpoint().dims(),
+                  .shape = {.rows = n_outputs, .outputs = n_outputs, .context = 128, .ending = ending},
+                  .policy = metal::default_policy(),
+                  .options = {.keep_values = true, .n_candidates = n_candidates}};
+  plan.dims.vocab = vocab;
+  const auto value = [&](const char* name, int64_t cols, plan::Type type) {
+    plan.values.push_back({.name = name, .rows = plan::RowSpace::outputs, .cols = cols, .type = type});
+    return plan::ValueId{static_cast<int>(plan.values.size()) - 1};
+  };
+  const plan::ValueId logits = value("logits", vocab, plan::Type::f32);
+  if (ending == plan::Ending::greedy)
+    plan.ops = {plan::GreedyToken{logits, value("token", 1, plan::Type::i32)}};
+  if (ending == plan::Ending::sampled)
+    plan.ops = {plan::SampleToken{logits, value("token", 1, plan::Type::i32)}};
+  if (ending == plan::Ending::candidates)
+    plan.ops = {plan::TopCandidates{n_candidates, logits, value("ids", n_candidates, plan::Type::i32),
+                                    value("values", n_candidates, plan::Type::f32),
+                                    value("sum", 1, plan::Type::f32)}};
+  plan::schedule(plan);
+  return plan;
 }
 
 std::vector<int32_t> random_tokens(int n, int vocab, uint64_t seed) {

@@ -46,10 +46,17 @@ const model::Checkpoint& small_checkpoint();
 
 // The same with four layers, and with linear weights that are all stored in this way (q4: but for the gates,
 // as published).
-const model::Checkpoint& checkpoint_of(model::Storage storage);
+const model::Checkpoint& checkpoint_of(model::Storage storage, int n_experts = 12);
 
-// Inputs of a step, owned. Sequence i has blocks i * blocks_a_sequence ..., reads state slot `src` and writes
-// slot `dst`.
+// The real model's widths, as `lily selftest` has them: four layers, few experts, a short vocabulary.
+const model::Checkpoint& wide_checkpoint();
+
+// The block of the cache that stands for block `id`, of which there may be more: all but block 0 stand for
+// several then.
+inline int cache_block(int id) { return id < kBlocks ? id : 1 + (id - 1) % (kBlocks - 1); }
+
+// Inputs of a step, owned. Sequence i has blocks i * blocks_a_sequence ..., its last one first, reads state
+// slot `src` and writes slot `dst`.
 struct Sequence {
   std::vector<int32_t> tokens;
   int position = 0;
@@ -79,6 +86,9 @@ class Inputs {
   std::vector<backend::Sampling> sampling_;
   int n_tokens_;
 };
+
+// A plan of nothing but the ending: its logits, value 0, are written by the test.
+plan::Plan ending_plan(plan::Ending ending, int vocab, int n_outputs, int n_candidates);
 
 std::vector<int32_t> random_tokens(int n, int vocab, uint64_t seed);
 

@@ -55,22 +55,32 @@ std::vector<float> logits_of(metal::MetalDevice& device, const Policy& policy, i
   return all;
 }
 
+// All of lily-tiny: what `lily plan` says of it.
 TEST(Steps, TheEncoderGetsWhatThePlanSays) {
   auto metal = test::make_emulated_metal(test::tiny_checkpoint(), {.keep_counters = true});
-  for (const bool is_decode : {true, false}) {
-    const plan::Plan plan = make_plan(is_decode ? Phase::decode : Phase::prefill, is_decode ? 1 : 20,
-                                      metal::default_policy(), Ending::greedy);
-    const auto program = metal.device->compile(plan);
-    metal.gpu->take_counters();
-    program->submit(one_sequence(test::random_tokens(is_decode ? 1 : 20, 8000, 1), 0).get());
-    program->wait();
-    const auto counters = metal.gpu->take_counters();
-    const metal::Counts counts = metal::dispatches(plan);
-    EXPECT_EQ(static_cast<int>(counters.size()), counts.launches);
-    uint32_t last = 0;
-    for (const auto& c : counters) last = std::max(last, c.stage);
-    EXPECT_EQ(static_cast<int>(last) + 1, counts.stages);
-  }
+  Policy fixed = metal::default_policy();
+  fixed.fixed_blocks_from_context = 1;
+  for (const Policy& policy : {metal::default_policy(), fixed})
+    for (const bool is_decode : {true, false}) {
+      const int n_rows = is_decode ? 1 : 16;
+      const plan::Plan plan = plan::forward(test::tiny_checkpoint().dims(),
+                                            {.phase = is_decode ? Phase::decode : Phase::prefill,
+                                             .rows = n_rows,
+                                             .outputs = 1,
+                                             .context = 4096,
+                                             .ending = Ending::greedy},
+                                            policy);
+      const auto program = metal.device->compile(plan);
+      metal.gpu->take_counters();
+      program->submit(one_sequence(test::random_tokens(n_rows, 8000, 1), 0).get());
+      program->wait();
+      const auto counters = metal.gpu->take_counters();
+      const metal::Counts counts = metal::dispatches(plan);
+      EXPECT_EQ(static_cast<int>(counters.size()), counts.launches);
+      uint32_t last = 0;
+      for (const auto& c : counters) last = std::max(last, c.stage);
+      EXPECT_EQ(static_cast<int>(last) + 1, counts.stages);
+    }
 }
 
 // What the emulated GPU counts for a few layers gives the counts of any number of them, the real model's

@@ -16,29 +16,7 @@ namespace {
 
 using backend::Sampling;
 using plan::Ending;
-using plan::Type;
 using plan::ValueId;
-
-// A plan of nothing but the ending: its logits are written by the test.
-plan::Plan ending_of(Ending ending, int vocab, int n_outputs, int n_candidates) {
-  plan::Plan plan{.dims = test::small_checkpoint().dims(),
-                  .shape = {.rows = n_outputs, .outputs = n_outputs, .context = 64, .ending = ending},
-                  .policy = metal::default_policy(),
-                  .options = {.keep_values = true, .n_candidates = n_candidates}};
-  plan.dims.vocab = vocab;
-  const auto value = [&](const char* name, int64_t cols, Type type) {
-    plan.values.push_back({.name = name, .rows = plan::RowSpace::outputs, .cols = cols, .type = type});
-    return ValueId{static_cast<int>(plan.values.size()) - 1};
-  };
-  const ValueId logits = value("logits", vocab, Type::f32);
-  if (ending == Ending::greedy) plan.ops = {plan::GreedyToken{logits, value("token", 1, Type::i32)}};
-  if (ending == Ending::sampled) plan.ops = {plan::SampleToken{logits, value("token", 1, Type::i32)}};
-  if (ending == Ending::candidates)
-    plan.ops = {plan::TopCandidates{n_candidates, logits, value("ids", n_candidates, Type::i32),
-                                    value("values", n_candidates, Type::f32), value("sum", 1, Type::f32)}};
-  plan::schedule(plan);
-  return plan;
-}
 
 // Rows of logits; ids from n_tokens on are padding, here with the largest values of all.
 std::vector<float> rows_of(int n_rows, int vocab, int n_tokens, uint64_t seed) {
@@ -58,10 +36,11 @@ std::vector<float> rows_of(int n_rows, int vocab, int n_tokens, uint64_t seed) {
   return logits;
 }
 
-class Vocabulary : public testing::TestWithParam<int> {
+class Endings : public testing::Test {
  protected:
-  static void SetUpTestSuite() {
-    metal_ = new test::EmulatedMetal(test::make_emulated_metal(test::small_checkpoint()));
+  static void SetUpTestSuite() { make_devices({}); }
+  static void make_devices(const test::EmulatedOptions& options) {
+    metal_ = new test::EmulatedMetal(test::make_emulated_metal(test::small_checkpoint(), options));
     reference_ = backend::make_reference_device({}).release();
     reference_->load(test::small_checkpoint(), {});
     reference_->reserve({.n_state_slots = 8, .n_kv_blocks = 8, .n_token_slots = 8},
@@ -117,16 +96,23 @@ class Vocabulary : public testing::TestWithParam<int> {
   static inline backend::Device* reference_ = nullptr;
 };
 
+class Vocabulary : public Endings, public testing::WithParamInterface<int> {};
+
+class VocabularyTraced : public Endings {
+ protected:
+  static void SetUpTestSuite() { make_devices({.traced = true, .seed = 1}); }
+};
+
 TEST_P(Vocabulary, ArgMaxIsTheReferences) {
   const int vocab = GetParam(), n_tokens = vocab - 7;
   for (const int n : {1, 3})
-    expect_same(ending_of(Ending::greedy, vocab, n, 0), rows_of(n, vocab, n_tokens, 1), n_tokens);
+    expect_same(test::ending_plan(Ending::greedy, vocab, n, 0), rows_of(n, vocab, n_tokens, 1), n_tokens);
 }
 
 TEST_P(Vocabulary, CandidatesAreTheReferences) {
   const int vocab = GetParam(), n_tokens = vocab - 7;
   for (const int n_candidates : {1, 20, 64})
-    expect_same(ending_of(Ending::candidates, vocab, 2, n_candidates), rows_of(2, vocab, n_tokens, 2),
+    expect_same(test::ending_plan(Ending::candidates, vocab, 2, n_candidates), rows_of(2, vocab, n_tokens, 2),
                 n_tokens);
 }
 
@@ -144,9 +130,23 @@ TEST_P(Vocabulary, SampledTokensAreTheReferences) {
     std::vector<Sampling> drawn = rows;
     for (Sampling& s : drawn) s.step += static_cast<uint32_t>(seed);
     const int n = static_cast<int>(rows.size());
-    expect_same(ending_of(Ending::sampled, vocab, n, 0), rows_of(n, vocab, n_tokens, seed), n_tokens, drawn);
+    expect_same(test::ending_plan(Ending::sampled, vocab, n, 0), rows_of(n, vocab, n_tokens, seed), n_tokens,
+                drawn);
   }
-  expect_same(ending_of(Ending::sampled, vocab, 1, 0), rows_of(1, vocab, n_tokens, 3), n_tokens, {rows[0]});
+  expect_same(test::ending_plan(Ending::sampled, vocab, 1, 0), rows_of(1, vocab, n_tokens, 3), n_tokens,
+              {rows[0]});
+}
+
+// All kernels of the endings in the traced build, also the one that ranks what more than one threadgroup has
+// left: a finding would end the step.
+TEST_F(VocabularyTraced, EveryKernelIsClean) {
+  constexpr int kVocab = 70'000, kTokens = kVocab - 7;
+  const std::vector<float> logits = rows_of(2, kVocab, kTokens, 1);
+  expect_same(test::ending_plan(Ending::greedy, kVocab, 2, 0), logits, kTokens);
+  expect_same(test::ending_plan(Ending::candidates, kVocab, 2, 20), logits, kTokens);
+  expect_same(test::ending_plan(Ending::sampled, kVocab, 2, 0), logits, kTokens,
+              {{.top_k = 20, .seed = 3}, {.temperature = 4, .top_p = 0.9f, .min_p = 0.01f, .seed = 4}});
+  EXPECT_TRUE(metal_->gpu->findings().empty());
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, Vocabulary, testing::Values(100, 512, 8192, 8193, 248320));

@@ -6,27 +6,17 @@
 
 #include "engine/selftest.h"
 #include "tests/backend/metal/rig.h"
-#include "tests/support/temp_folder.h"
 
 namespace lily {
 namespace {
 
-const model::Checkpoint& wide_checkpoint() {
-  static const test::TempFolder folder;
-  static const model::Checkpoint checkpoint = [] {
-    engine::write_self_test_checkpoint(folder.path() / "model");
-    return model::Checkpoint::open(folder.path() / "model");
-  }();
-  return checkpoint;
-}
-
 void expect_reference(const test::EmulatedOptions& options) {
-  auto metal = test::make_emulated_metal(wide_checkpoint(), options);
+  auto metal = test::make_emulated_metal(test::wide_checkpoint(), options);
   const auto reference = backend::make_reference_device({});
-  reference->load(wide_checkpoint(), {});
+  reference->load(test::wide_checkpoint(), {});
   int n_ops = 0;
   for (const engine::SelfTestResult& r :
-       engine::self_test(*metal.device, *reference, wide_checkpoint().dims())) {
+       engine::self_test(*metal.device, *reference, test::wide_checkpoint().dims())) {
     n_ops += r.report.n_ops;
     EXPECT_FALSE(r.report.first) << r.step << ": " << r.report.first->line();
   }
