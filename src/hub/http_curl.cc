@@ -16,7 +16,7 @@ constexpr long kStallS = 30;  // a transfer that stands still for so long is end
 constexpr long kProxyWantsPassword = 407;
 constexpr long kReceiveBytes = 256L << 10;
 
-struct Transfer {
+struct CurlTransfer {
   CURL* handle;
   const HttpClient::OnBody& on_body;
   const std::function<bool()>& stop;
@@ -52,7 +52,7 @@ void read_content_range(std::string_view value, HttpReply& reply) {
 }
 
 size_t on_header(char* bytes, size_t size, size_t n, void* user) {
-  Transfer& transfer = *static_cast<Transfer*>(user);
+  CurlTransfer& transfer = *static_cast<CurlTransfer*>(user);
   const std::string_view line(bytes, size * n);
   if (line.substr(0, 5) == "HTTP/") {  // also of a proxy's answer: the last one counts
     transfer.reply = HttpReply{};
@@ -68,7 +68,7 @@ size_t on_header(char* bytes, size_t size, size_t n, void* user) {
 }
 
 size_t on_bytes(char* bytes, size_t size, size_t n, void* user) {
-  Transfer& transfer = *static_cast<Transfer*>(user);
+  CurlTransfer& transfer = *static_cast<CurlTransfer*>(user);
   if (transfer.reply.status == 0) {
     long status = 0;
     curl_easy_getinfo(transfer.handle, CURLINFO_RESPONSE_CODE, &status);
@@ -78,7 +78,7 @@ size_t on_bytes(char* bytes, size_t size, size_t n, void* user) {
 }
 
 int on_progress(void* user, curl_off_t, curl_off_t, curl_off_t, curl_off_t) {
-  return static_cast<Transfer*>(user)->stop() ? 1 : 0;
+  return static_cast<CurlTransfer*>(user)->stop() ? 1 : 0;
 }
 
 class CurlClient : public HttpClient {
@@ -95,7 +95,7 @@ class CurlClient : public HttpClient {
 
   HttpReply get(const HttpRequest& request, const OnBody& on_body,
                 const std::function<bool()>& stop) override {
-    Transfer transfer{handle_, on_body, stop, {}};
+    CurlTransfer transfer{handle_, on_body, stop, {}};
     char failure[CURL_ERROR_SIZE] = "";
     curl_easy_reset(handle_);  // keeps the connections
     set(CURLOPT_URL, request.url.c_str());

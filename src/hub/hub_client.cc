@@ -24,10 +24,6 @@ bool is_local(const std::string& origin) {
   return false;
 }
 
-bool starts_with(std::string_view text, std::string_view start) {
-  return text.substr(0, start.size()) == start;
-}
-
 }  // namespace
 
 HubClient::HubClient(HubAddress address, std::function<bool()> stop)
@@ -41,7 +37,7 @@ HubClient::HubClient(HubAddress address, std::function<bool()> stop)
     if (c <= ' ' || c > '~')
       fail(Fault::user,
            "the access token has a character that no token has; look at HF_TOKEN or the token file");
-  withholds_token_ = !address_.token.empty() && starts_with(origin_, "http://") && !is_local(origin_);
+  withholds_token_ = !address_.token.empty() && origin_.starts_with("http://") && !is_local(origin_);
   if (withholds_token_) address_.token.clear();
 }
 
@@ -56,7 +52,7 @@ HttpReply HubClient::follow(HttpRequest request, const HttpClient::OnBody& on_bo
     if (reply.is_cancelled || stop_()) throw Stopped{};
     if (reply.location.empty()) return reply;
     const std::string next = origin_of(reply.location);
-    if (next.empty() || (starts_with(origin, "https:") && !starts_with(next, "https:")))
+    if (next.empty() || (origin.starts_with("https:") && !next.starts_with("https:")))
       fail(Fault::model, "{} redirects to an address that is not https; nothing was fetched from there",
            origin);
     request.url = reply.location;

@@ -1,10 +1,11 @@
 #include "model/foreign.h"
 
-#include <algorithm>
 #include <array>
 #include <fstream>
 #include <string_view>
 #include <utility>
+
+#include "base/ascii.h"
 
 namespace lily::model {
 namespace {
@@ -24,9 +25,7 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 9> kEndings 
      {".h5", "an HDF5 file"}}};
 
 std::string_view format_of_name(const fs::path& path) {
-  std::string ending = path.extension().string();
-  std::transform(ending.begin(), ending.end(), ending.begin(),
-                 [](char c) { return static_cast<char>(c >= 'A' && c <= 'Z' ? c + 32 : c); });
+  const std::string ending = ascii_lower(path.extension().string());
   for (const auto& [known, what] : kEndings)
     if (ending == known) return what;
   return {};

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/ascii.h"
 #include "base/log.h"
 #include "base/printable.h"
 
@@ -11,18 +12,19 @@ namespace {
 constexpr auto kPoll = std::chrono::milliseconds(100);  // how soon a client that left is noticed
 constexpr size_t kMaxErrorBytes = 1 << 20;              // of an error's body
 constexpr size_t kMaxLineBytes = size_t{4} << 20;       // of an event whose usage is counted
-constexpr size_t kMaxHeaderBytes = 256;
+constexpr size_t kMaxPassedBytes = 256;
 constexpr size_t kMaxMessageBytes = 2000;
 
 // Headers of the answer that mean something to a client; all others stay here.
-constexpr const char* kPassed[] = {"retry-after", "x-request-id", "request-id", "openai-processing-ms"};
+constexpr const char* kPassedBack[] = {"retry-after", "x-request-id", "request-id", "openai-processing-ms"};
 constexpr const char* kPassedPrefixes[] = {"x-ratelimit-", "anthropic-ratelimit-"};
 
 bool is_passed(const std::string& name, const std::string& value) {
-  const bool is_wanted = std::find(std::begin(kPassed), std::end(kPassed), name) != std::end(kPassed) ||
-                         std::any_of(std::begin(kPassedPrefixes), std::end(kPassedPrefixes),
-                                     [&](const char* prefix) { return name.starts_with(prefix); });
-  return is_wanted && value.size() <= kMaxHeaderBytes &&
+  const bool is_wanted =
+      std::find(std::begin(kPassedBack), std::end(kPassedBack), name) != std::end(kPassedBack) ||
+      std::any_of(std::begin(kPassedPrefixes), std::end(kPassedPrefixes),
+                  [&](const char* prefix) { return name.starts_with(prefix); });
+  return is_wanted && value.size() <= kMaxPassedBytes &&
          std::all_of(value.begin(), value.end(), [](char c) { return c >= ' ' && c <= '~'; });
 }
 
@@ -33,11 +35,8 @@ std::string header_of(const TransferHead& head, const char* name) {
 
 // "Text/Event-Stream; charset=utf-8" -> "text/event-stream"
 std::string media_type_of(const TransferHead& head) {
-  std::string type = header_of(head, "content-type");
-  type = type.substr(0, type.find_first_of("; "));
-  std::transform(type.begin(), type.end(), type.begin(),
-                 [](unsigned char c) { return static_cast<char>(c >= 'A' && c <= 'Z' ? c + 32 : c); });
-  return type;
+  const std::string type = header_of(head, "content-type");
+  return ascii_lower(std::string_view(type).substr(0, type.find_first_of("; ")));
 }
 
 std::string shown(const std::string& media_type) {

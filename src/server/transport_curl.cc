@@ -1,11 +1,11 @@
 #include <curl/curl.h>
 
-#include <algorithm>
 #include <charconv>
 #include <mutex>
 #include <string_view>
 #include <utility>
 
+#include "base/ascii.h"
 #include "base/error.h"
 #include "base/printable.h"
 #include "server/transport.h"
@@ -15,13 +15,6 @@ namespace {
 
 constexpr size_t kMaxHeadBytes = 256 << 10;
 constexpr size_t kMaxIdle = 16;  // handles that are kept, each with its connections
-
-std::string lower(std::string_view text) {
-  std::string out(text);
-  std::transform(out.begin(), out.end(), out.begin(),
-                 [](unsigned char c) { return static_cast<char>(c >= 'A' && c <= 'Z' ? c + 32 : c); });
-  return out;
-}
 
 std::string_view trimmed(std::string_view text) {
   constexpr std::string_view kSpace = " \t\r\n";
@@ -214,7 +207,7 @@ class CurlTransfer : public Transfer {
       if (space != line.npos)
         std::from_chars(line.data() + space + 1, line.data() + line.size(), head_.status);
     } else if (const size_t colon = line.find(':'); colon != line.npos) {
-      head_.headers[lower(line.substr(0, colon))] = trimmed(line.substr(colon + 1));
+      head_.headers[ascii_lower(line.substr(0, colon))] = trimmed(line.substr(colon + 1));
     } else if (trimmed(line).empty() && head_.status >= 200) {  // an interim answer is none
       has_head_ = true;
     }
@@ -285,8 +278,8 @@ std::optional<UrlParts> url_parts(const std::string& text) {
   const Url url(text);
   if (!url.is_good()) return {};
   UrlParts parts;
-  parts.scheme = lower(url.part(CURLUPART_SCHEME));
-  parts.host = lower(url.part(CURLUPART_HOST));
+  parts.scheme = ascii_lower(url.part(CURLUPART_SCHEME));
+  parts.host = ascii_lower(url.part(CURLUPART_HOST));
   parts.path = url.part(CURLUPART_PATH);
   while (parts.path.ends_with('/')) parts.path.pop_back();
   parts.origin =

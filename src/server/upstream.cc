@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "base/ascii.h"
 #include "base/error.h"
 #include "base/printable.h"
 #include "server/peer.h"
@@ -15,12 +16,6 @@ constexpr size_t kMaxViaBytes = 1000;  // a request that has passed so many serv
 constexpr size_t kMaxHeaderBytes = 2000;
 // Headers of the client that other engines may need. Its key and its cookies are for this server alone.
 constexpr const char* kPassed[] = {"anthropic-version", "anthropic-beta", "openai-beta"};
-
-std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(),
-                 [](unsigned char c) { return static_cast<char>(c >= 'A' && c <= 'Z' ? c + 32 : c); });
-  return text;
-}
 
 bool is_visible(std::string_view text, char least = '!') {
   return std::all_of(text.begin(), text.end(), [least](char c) { return c >= least && c <= '~'; });
@@ -122,7 +117,7 @@ std::optional<Upstreams::Route> Upstreams::find(std::string_view model, std::str
 std::string Upstreams::via_of(const RelayRequest& request) const {
   std::string via;
   for (const auto& [name, value] : request.headers)
-    if (lower(name) == "via") via += value + ", ";
+    if (ascii_lower(name) == "via") via += value + ", ";
   if (via.find(id_) != via.npos || via.size() > kMaxViaBytes)
     throw ApiError(508, "server_error", "upstream_loop", "model",
                    "this request has been here before: an --upstream leads back to this server");
@@ -142,9 +137,9 @@ std::unique_ptr<Relay> Upstreams::start(const Route& route, const RelayRequest& 
   if (!upstream.key.empty()) out.headers.push_back("Authorization: Bearer " + upstream.key);
   for (const auto& [name, value] : request.headers) {
     const bool is_wanted =
-        std::find(std::begin(kPassed), std::end(kPassed), lower(name)) != std::end(kPassed);
+        std::find(std::begin(kPassed), std::end(kPassed), ascii_lower(name)) != std::end(kPassed);
     if (is_wanted && !value.empty() && value.size() <= kMaxHeaderBytes && is_visible(value, ' '))
-      out.headers.push_back(lower(name) + ": " + value);
+      out.headers.push_back(ascii_lower(name) + ": " + value);
   }
   out.body = route.model.empty() ? std::string(request.body) : with_model(request.body, route.model);
   Counters& counters = *counters_[route.index];

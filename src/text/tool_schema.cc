@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/ascii.h"
 #include "text/json_reference.h"
 #include "text/json_text.h"
 
@@ -144,7 +145,7 @@ bool is_number(std::string_view text) {
 
 bool equals_ignoring_case(std::string_view text, std::string_view lower) {
   return std::equal(text.begin(), text.end(), lower.begin(), lower.end(),
-                    [](char a, char b) { return (a >= 'A' && a <= 'Z' ? a + 32 : a) == b; });
+                    [](char a, char b) { return ascii_lower(a) == b; });
 }
 
 // The value as JSON of one of the types; empty if it fits none.
