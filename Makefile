@@ -6,6 +6,8 @@ CUDA ?= $(if $(wildcard /dev/nvidia0),AUTO,OFF)
 WERROR ?= OFF
 # Groups of sources at once make a build from scratch nearly twice as quick; OFF is quicker after a small change.
 UNITY ?= ON
+# Some tests wait (for servers, downloads, limits of time) while others compute.
+TEST_JOBS := $(shell expr $(JOBS) + 2)
 SLOW_LABELS := slow|device-metal|device-cuda|model
 
 PREFIX ?= /usr/local
@@ -34,10 +36,11 @@ package:  ## a Debian package in build/
 	@cd build && cpack --config release/CPackConfig.cmake
 
 test: build-tests  ## installs what is missing, builds, and runs every test that needs no special hardware
-	@ctest --test-dir $(RELEASE) --output-on-failure -j $(JOBS) -LE '$(SLOW_LABELS)'
+	@ctest --test-dir $(RELEASE) --output-on-failure -j $(TEST_JOBS) -LE '$(SLOW_LABELS)'
 
 test-all: build-tests  ## the slow tests too, and those of the devices that this machine has
-	@ctest --test-dir $(RELEASE) --output-on-failure -j $(JOBS)
+	@cmake --build $(RELEASE) -j $(JOBS) --target lily_slow_tests
+	@ctest --test-dir $(RELEASE) --output-on-failure -j $(TEST_JOBS)
 
 .PHONY: build-tests
 build-tests:

@@ -19,30 +19,47 @@ if(LILY_SANITIZE)
   add_link_options(-fsanitize=${LILY_SANITIZE})
 endif()
 
-# With LILY_UNITY, compiles the sources of a target in groups: most of the time of a full build goes into headers that
-# they share. Names in unnamed namespaces meet in such a group, so they differ within a target.
+# With LILY_UNITY, compiles the sources of a target in groups of equal size, at most 12: most of the time of a full build
+# goes into headers and templates that they share. Names in unnamed namespaces meet in such a group, so they differ
+# within a target.
 function(lily_unite name)
   if(LILY_UNITY)
-    set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 5)
+    get_target_property(sources ${name} SOURCES)
+    list(LENGTH sources n_sources)
+    math(EXPR n_groups "(${n_sources} + 11) / 12")
+    math(EXPR group "(${n_sources} + ${n_groups} - 1) / ${n_groups}")
+    set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${group})
   endif()
 endfunction()
 
-# lily_library(NAME SOURCES ... [LINK ...] [SEPARATE]): one static library for a folder of src/. SEPARATE keeps each source
-# a translation unit of its own, as files that are compiled once per instruction set must be.
+# lily_light(NAME): little is computed in this target (JSON, sockets, files, command lines), so the compiler spends a third
+# less time on it. What it then knows of values is too little for one of its warnings.
+function(lily_light name)
+  target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>
+                         $<$<AND:$<CONFIG:Release>,$<CXX_COMPILER_ID:GNU>>:-Wno-maybe-uninitialized>)
+endfunction()
+
+# lily_library(NAME SOURCES ... [LINK ...] [SEPARATE] [LIGHT]): one static library for a folder of src/. SEPARATE keeps each
+# source a translation unit of its own, as files that are compiled once per instruction set must be. LIGHT: lily_light.
 function(lily_library name)
-  cmake_parse_arguments(ARG "SEPARATE" "" "SOURCES;LINK" ${ARGN})
+  cmake_parse_arguments(ARG "SEPARATE;LIGHT" "" "SOURCES;LINK" ${ARGN})
   add_library(${name} STATIC ${ARG_SOURCES})
   if(NOT ARG_SEPARATE)
     lily_unite(${name})
   endif()
+  if(ARG_LIGHT)
+    lily_light(${name})
+  endif()
   target_link_libraries(${name} PUBLIC lily_settings ${ARG_LINK})
 endfunction()
 
-# lily_test(NAME SOURCES ... LINK ... [LABEL unit] [TIMEOUT seconds] [COST seconds] [SERIAL] [SEPARATE]): one GoogleTest
-# program, one ctest entry. Tests run in the source folder, so that they find models/ and tests/golden/. COST is said
-# of long ones only: ctest starts them first, so that none of them runs alone at the end.
+# lily_test(NAME SOURCES ... LINK ... [LABEL unit] [TIMEOUT seconds] [COST seconds] [SHARDS n] [SERIAL] [SEPARATE]): one
+# GoogleTest program, one ctest entry, or n of them (NAME, NAME_shard1, ...) that share its tests. Tests run in the
+# source folder, so that they find models/ and tests/golden/. COST is said of long ones only: ctest starts them first, so
+# that none of them runs alone at the end. What is labelled slow is built by the target lily_slow_tests, not by "all".
+add_custom_target(lily_slow_tests)
 function(lily_test name)
-  cmake_parse_arguments(ARG "SERIAL;SEPARATE" "LABEL;TIMEOUT;COST" "SOURCES;LINK;ARGS" ${ARGN})
+  cmake_parse_arguments(ARG "SERIAL;SEPARATE" "LABEL;TIMEOUT;COST;SHARDS" "SOURCES;LINK;ARGS" ${ARGN})
   if(NOT ARG_LABEL)
     set(ARG_LABEL unit)
   endif()
@@ -50,20 +67,35 @@ function(lily_test name)
     set(ARG_TIMEOUT 120)
   endif()
   add_executable(${name} ${ARG_SOURCES})
-  if(NOT ARG_SEPARATE)
-    lily_unite(${name})
+  if(LILY_UNITY AND NOT ARG_SEPARATE)
+    set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 5)
   endif()
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR})
+  if(ARG_LABEL STREQUAL "slow")
+    set_target_properties(${name} PROPERTIES EXCLUDE_FROM_ALL ON)
+    add_dependencies(lily_slow_tests ${name})
+  endif()
   # if (...) EXPECT_... is what gtest is for; test code is compiled once and run once.
   target_compile_options(${name} PRIVATE -Wno-dangling-else $<$<CONFIG:Release>:-O1>)
   target_link_libraries(${name} PRIVATE lily_settings ${ARG_LINK} GTest::gmock GTest::gtest_main)
+  set(entries ${name})
   add_test(NAME ${name} COMMAND ${name} ${ARG_ARGS} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
-  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABEL}" TIMEOUT ${ARG_TIMEOUT})
+  if(ARG_SHARDS)
+    set_tests_properties(${name} PROPERTIES ENVIRONMENT "GTEST_TOTAL_SHARDS=${ARG_SHARDS};GTEST_SHARD_INDEX=0")
+    math(EXPR last "${ARG_SHARDS} - 1")
+    foreach(shard RANGE 1 ${last})
+      add_test(NAME ${name}_shard${shard} COMMAND ${name} ${ARG_ARGS} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
+      set_tests_properties(${name}_shard${shard} PROPERTIES
+                           ENVIRONMENT "GTEST_TOTAL_SHARDS=${ARG_SHARDS};GTEST_SHARD_INDEX=${shard}")
+      list(APPEND entries ${name}_shard${shard})
+    endforeach()
+  endif()
+  set_tests_properties(${entries} PROPERTIES LABELS "${ARG_LABEL}" TIMEOUT ${ARG_TIMEOUT})
   if(ARG_COST)
-    set_tests_properties(${name} PROPERTIES COST ${ARG_COST})
+    set_tests_properties(${entries} PROPERTIES COST ${ARG_COST})
   endif()
   if(ARG_SERIAL)
-    set_tests_properties(${name} PROPERTIES RUN_SERIAL ON)
+    set_tests_properties(${entries} PROPERTIES RUN_SERIAL ON)
   endif()
 endfunction()
 

@@ -1,17 +1,19 @@
-// Text of protocols and file names, where only ASCII letters have a case and only four characters are space.
+// Characters of ASCII, whatever the locale: text of protocols and file names.
 #pragma once
 
-#include <algorithm>
 #include <string>
 #include <string_view>
 
 namespace lily {
 
-inline std::string lower(std::string_view text) {
-  std::string out(text);
-  std::transform(out.begin(), out.end(), out.begin(),
-                 [](char c) { return static_cast<char>(c >= 'A' && c <= 'Z' ? c + 32 : c); });
-  return out;
+constexpr bool is_ascii_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
+
+constexpr char ascii_lower(char c) { return static_cast<char>(c >= 'A' && c <= 'Z' ? c + ('a' - 'A') : c); }
+
+inline std::string ascii_lower(std::string_view text) {
+  std::string lower(text);
+  for (char& c : lower) c = ascii_lower(c);
+  return lower;
 }
 
 // Without spaces, tabs and line ends at both sides.

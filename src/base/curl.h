@@ -82,8 +82,8 @@ class CurlUrl {
     curl_free(text);
     return out;
   }
-  std::string scheme() const { return lower(part(CURLUPART_SCHEME)); }
-  std::string host() const { return lower(part(CURLUPART_HOST)); }
+  std::string scheme() const { return ascii_lower(part(CURLUPART_SCHEME)); }
+  std::string host() const { return ascii_lower(part(CURLUPART_HOST)); }
   // "https://host:443"
   std::string origin() const {
     return fmt::format("{}://{}:{}", scheme(), host(), part(CURLUPART_PORT, CURLU_DEFAULT_PORT));

@@ -10,7 +10,7 @@
 namespace lily::engine {
 namespace {
 
-constexpr uint64_t kMaxTextBytes = uint64_t{256} << 20;
+constexpr uint64_t kMaxGoldenTextBytes = uint64_t{256} << 20;
 
 void check_id(int64_t id, size_t i, int32_t n_tokens, const std::string& what, const char* name) {
   if (id < 0 || id >= n_tokens)
@@ -91,7 +91,7 @@ Goldens load_goldens(const std::filesystem::path& folder, int32_t n_tokens) {
     return found;
   };
   if (has("prompts.jsonl")) {
-    std::istringstream lines(read_text_file(folder / "prompts.jsonl", kMaxTextBytes));
+    std::istringstream lines(read_text_file(folder / "prompts.jsonl", kMaxGoldenTextBytes));
     std::string line;
     for (int n = 1; std::getline(lines, line); ++n) {
       const std::string what = fmt::format("{}:{}", (folder / "prompts.jsonl").string(), n);
@@ -103,7 +103,7 @@ Goldens load_goldens(const std::filesystem::path& folder, int32_t n_tokens) {
   if (has("long.json")) {
     const std::string what = (folder / "long.json").string();
     reading(what, [&] {
-      const auto json = nlohmann::json::parse(read_text_file(folder / "long.json", kMaxTextBytes));
+      const auto json = nlohmann::json::parse(read_text_file(folder / "long.json", kMaxGoldenTextBytes));
       goldens.long_prompt = parse_prompt(json, n_tokens, what);
       goldens.long_last_nll = json.value("last64_nll", std::vector<float>());
       return 0;

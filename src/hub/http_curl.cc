@@ -13,7 +13,7 @@ constexpr long kStallS = 30;  // a transfer that stands still for so long is end
 constexpr long kProxyWantsPassword = 407;
 constexpr long kReceiveBytes = 256L << 10;
 
-struct Transfer {
+struct CurlTransfer {
   CURL* handle;
   const HttpClient::OnBody& on_body;
   const std::function<bool()>& stop;
@@ -35,7 +35,7 @@ void read_content_range(std::string_view value, HttpReply& reply) {
 }
 
 size_t on_header(char* bytes, size_t size, size_t n, void* user) {
-  Transfer& transfer = *static_cast<Transfer*>(user);
+  CurlTransfer& transfer = *static_cast<CurlTransfer*>(user);
   const std::string_view line(bytes, size * n);
   if (line.substr(0, 5) == "HTTP/") {  // also of a proxy's answer: the last one counts
     transfer.reply = HttpReply{};
@@ -43,7 +43,7 @@ size_t on_header(char* bytes, size_t size, size_t n, void* user) {
   }
   const size_t colon = line.find(':');
   if (colon == line.npos) return line.size();
-  const std::string name = lower(line.substr(0, colon));
+  const std::string name = ascii_lower(line.substr(0, colon));
   const std::string_view value = trimmed(line.substr(colon + 1));
   if (name == "content-range") read_content_range(value, transfer.reply);
   if (name == "x-error-code") transfer.reply.error_code = printable(value, 64);
@@ -51,7 +51,7 @@ size_t on_header(char* bytes, size_t size, size_t n, void* user) {
 }
 
 size_t on_bytes(char* bytes, size_t size, size_t n, void* user) {
-  Transfer& transfer = *static_cast<Transfer*>(user);
+  CurlTransfer& transfer = *static_cast<CurlTransfer*>(user);
   if (transfer.reply.status == 0) {
     long status = 0;
     curl_easy_getinfo(transfer.handle, CURLINFO_RESPONSE_CODE, &status);
@@ -61,7 +61,7 @@ size_t on_bytes(char* bytes, size_t size, size_t n, void* user) {
 }
 
 int on_progress(void* user, curl_off_t, curl_off_t, curl_off_t, curl_off_t) {
-  return static_cast<Transfer*>(user)->stop() ? 1 : 0;
+  return static_cast<CurlTransfer*>(user)->stop() ? 1 : 0;
 }
 
 class CurlClient : public HttpClient {
@@ -77,7 +77,7 @@ class CurlClient : public HttpClient {
 
   HttpReply get(const HttpRequest& request, const OnBody& on_body,
                 const std::function<bool()>& stop) override {
-    Transfer transfer{handle_, on_body, stop, {}};
+    CurlTransfer transfer{handle_, on_body, stop, {}};
     char failure[CURL_ERROR_SIZE] = "";
     curl_easy_reset(handle_);  // keeps the connections
     prepare_curl(handle_, request.url, ca_file_, failure);

@@ -57,10 +57,6 @@ bool ends_with(std::string_view text, std::string_view end) {
   return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
 }
 
-bool starts_with(std::string_view text, std::string_view start) {
-  return text.substr(0, start.size()) == start;
-}
-
 }  // namespace
 
 bool is_repository_name(std::string_view name) {
@@ -102,7 +98,7 @@ Choice choose_files(const Listing& listing, std::string_view index_text) {
     for (const auto& [tensor, file] : model::parse_index(index_text))
       has_text[file] |= model::name_class(tensor) == model::NameClass::text;
   const auto is_model_file = [](const std::string& name) {
-    return starts_with(name, "model") && model::is_safe_shard_name(name);
+    return name.starts_with("model") && model::is_safe_shard_name(name);
   };
   const bool has_model_files = std::any_of(listing.files.begin(), listing.files.end(),
                                            [&](const RemoteFile& f) { return is_model_file(f.name); });
@@ -115,7 +111,7 @@ Choice choose_files(const Listing& listing, std::string_view index_text) {
                      std::find(kOptional.begin(), kOptional.end(), file.name) != kOptional.end();
     if (!is_wanted && model::is_safe_shard_name(file.name)) {
       const auto listed = has_text.find(file.name);
-      if (starts_with(file.name, "mtp") || (listed != has_text.end() && !listed->second)) {
+      if (file.name.starts_with("mtp") || (listed != has_text.end() && !listed->second)) {
         choice.vision.push_back(file);
         continue;
       }

@@ -25,7 +25,7 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 9> kEndings 
      {".h5", "an HDF5 file"}}};
 
 std::string_view format_of_name(const fs::path& path) {
-  const std::string ending = lower(path.extension().string());
+  const std::string ending = ascii_lower(path.extension().string());
   for (const auto& [known, what] : kEndings)
     if (ending == known) return what;
   return {};

@@ -5,7 +5,7 @@
 namespace lily::server {
 
 bool is_loopback(const std::string& host) {
-  const std::string name = lower(host);
+  const std::string name = ascii_lower(host);
   const bool is_address = name.find_first_not_of("0123456789.") == std::string::npos;
   return name == "localhost" || name == "::1" || name == "[::1]" || (is_address && name.starts_with("127."));
 }

@@ -27,7 +27,7 @@ bool is_header_name(std::string_view name) {
 std::optional<Framing> framing_of(const std::vector<std::string>& lengths,
                                   const std::vector<std::string>& encodings) {
   if (!encodings.empty()) {
-    if (encodings.size() > 1 || !lengths.empty() || lower(encodings[0]) != "chunked") return {};
+    if (encodings.size() > 1 || !lengths.empty() || ascii_lower(encodings[0]) != "chunked") return {};
     return Framing{.is_chunked = true};
   }
   if (lengths.empty()) return Framing{};

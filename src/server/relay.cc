@@ -35,7 +35,7 @@ std::string header_of(const TransferHead& head, const char* name) {
 // "Text/Event-Stream; charset=utf-8" -> "text/event-stream"
 std::string media_type_of(const TransferHead& head) {
   const std::string type = header_of(head, "content-type");
-  return lower(type.substr(0, type.find_first_of("; ")));
+  return ascii_lower(type.substr(0, type.find_first_of("; ")));
 }
 
 std::string shown(const std::string& media_type) {

@@ -175,7 +175,7 @@ class CurlTransfer : public Transfer {
       if (space != line.npos)
         std::from_chars(line.data() + space + 1, line.data() + line.size(), head_.status);
     } else if (const size_t colon = line.find(':'); colon != line.npos) {
-      head_.headers[lower(line.substr(0, colon))] = trimmed(line.substr(colon + 1));
+      head_.headers[ascii_lower(line.substr(0, colon))] = trimmed(line.substr(colon + 1));
     } else if (trimmed(line).empty() && head_.status >= 200) {  // an interim answer is none
       has_head_ = true;
     }

@@ -117,7 +117,7 @@ std::optional<Upstreams::Route> Upstreams::find(std::string_view model, std::str
 std::string Upstreams::via_of(const RelayRequest& request) const {
   std::string via;
   for (const auto& [name, value] : request.headers)
-    if (lower(name) == "via") via += value + ", ";
+    if (ascii_lower(name) == "via") via += value + ", ";
   if (via.find(id_) != via.npos || via.size() > kMaxViaBytes)
     throw ApiError(508, "server_error", "upstream_loop", "model",
                    "this request has been here before: an --upstream leads back to this server");
@@ -136,10 +136,10 @@ std::unique_ptr<Relay> Upstreams::start(const Route& route, const RelayRequest& 
   out.headers = {"Content-Type: application/json", "Via: " + via_of(request)};
   if (!upstream.key.empty()) out.headers.push_back("Authorization: Bearer " + upstream.key);
   for (const auto& [name, value] : request.headers) {
-    const bool is_wanted = std::find(std::begin(kPassedHeaders), std::end(kPassedHeaders), lower(name)) !=
+    const bool is_wanted = std::find(std::begin(kPassedHeaders), std::end(kPassedHeaders), ascii_lower(name)) !=
                            std::end(kPassedHeaders);
     if (is_wanted && !value.empty() && value.size() <= kMaxPassedBytes && is_visible(value, ' '))
-      out.headers.push_back(lower(name) + ": " + value);
+      out.headers.push_back(ascii_lower(name) + ": " + value);
   }
   out.body = route.model.empty() ? std::string(request.body) : with_model(request.body, route.model);
   Counters& counters = *counters_[route.index];

@@ -1,13 +1,12 @@
 #include "text/content_gate.h"
 
+#include "base/ascii.h"
 #include "text/unicode.h"
 
 namespace lily::text {
 namespace {
 
 constexpr size_t kMaxTagBytes = 64;
-
-bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
 bool is_name(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-' ||
@@ -46,7 +45,7 @@ void ContentGate::push(std::string_view text, std::string& out) {
         text.remove_prefix(i);
         break;
       }
-    } else if (is_space(c)) {
+    } else if (is_ascii_space(c)) {
       held_ += c;
     } else if (c == '<' && mode_ == Mode::after_call) {
       tag_ = c;

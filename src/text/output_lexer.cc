@@ -3,6 +3,7 @@
 #include <array>
 #include <utility>
 
+#include "base/ascii.h"
 #include "base/error.h"
 
 namespace lily::text {
@@ -13,8 +14,6 @@ using Kind = Lexeme::Kind;
 constexpr size_t kMaxNameBytes = 256;  // a longer name is not one, so that nothing is held back for long
 constexpr std::string_view kFunction = "<function=", kParameter = "<parameter=";
 constexpr std::string_view kFunctionEnd = "</function>", kParameterEnd = "</parameter>";
-
-bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
 }  // namespace
 
@@ -87,11 +86,11 @@ OutputLexer::Step OutputLexer::extend_tag(char c) {
 
 // The longest run of one kind at the start of `text`, up to where a tag may begin.
 OutputLexer::Step OutputLexer::run(std::string_view text) {
-  const bool space = mode_ == Mode::call && is_space(text[0]);
+  const bool space = mode_ == Mode::call && is_ascii_space(text[0]);
   size_t n = 0;
   while (n < text.size()) {
     if (text[n] == '<' && may_begin_tag()) break;
-    if (mode_ == Mode::call && is_space(text[n]) != space) break;
+    if (mode_ == Mode::call && is_ascii_space(text[n]) != space) break;
     at_line_start_ = text[n] == '\n';
     ++n;
     if (mode_ == Mode::single) break;

@@ -138,7 +138,7 @@ bool is_number(std::string_view text) {
 
 bool equals_ignoring_case(std::string_view text, std::string_view lower) {
   return std::equal(text.begin(), text.end(), lower.begin(), lower.end(),
-                    [](char a, char b) { return (a >= 'A' && a <= 'Z' ? a + 32 : a) == b; });
+                    [](char a, char b) { return ascii_lower(a) == b; });
 }
 
 // The value as JSON of one of the types; empty if it fits none.

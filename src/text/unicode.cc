@@ -68,9 +68,9 @@ void append_nfc_of_valid(std::string_view text, std::string& out) {
 }  // namespace
 
 Utf8Step decode_utf8(std::string_view text, size_t pos) {
-  using Kind = Utf8Step::Kind;
+  using enum Utf8Step::Kind;
   const uint8_t lead = byte_at(text, pos);
-  if (lead < 0x80) return {Kind::valid, 1, lead};
+  if (lead < 0x80) return {valid, 1, lead};
   int n_bytes = 0;
   uint8_t low = 0x80, high = 0xbf;  // bounds of the second byte: no surrogates, no overlong forms
   if (lead >= 0xc2 && lead <= 0xdf) n_bytes = 2;
@@ -83,18 +83,18 @@ Utf8Step decode_utf8(std::string_view text, size_t pos) {
     if (lead == 0xf0) low = 0x90;
     if (lead == 0xf4) high = 0x8f;
   } else {
-    return {Kind::invalid, 1, 0};
+    return {invalid, 1, 0};
   }
   char32_t code_point = lead & (0x7fu >> n_bytes);
   for (int i = 1; i < n_bytes; ++i) {
-    if (pos + i >= text.size()) return {Kind::truncated, static_cast<uint8_t>(i), 0};
+    if (pos + i >= text.size()) return {truncated, static_cast<uint8_t>(i), 0};
     const uint8_t byte = byte_at(text, pos + i);
-    if (byte < low || byte > high) return {Kind::invalid, static_cast<uint8_t>(i), 0};
+    if (byte < low || byte > high) return {invalid, static_cast<uint8_t>(i), 0};
     low = 0x80;
     high = 0xbf;
     code_point = (code_point << 6) | (byte & 0x3fu);
   }
-  return {Kind::valid, static_cast<uint8_t>(n_bytes), code_point};
+  return {valid, static_cast<uint8_t>(n_bytes), code_point};
 }
 
 void append_utf8(char32_t c, std::string& out) {

@@ -91,7 +91,7 @@ std::optional<HttpReply> Connection::read(std::chrono::milliseconds timeout) {
   for (size_t at = head.find("\r\n") + 2; at < head.size();) {
     const size_t stop = head.find("\r\n", at), colon = head.find(": ", at);
     if (colon < stop)
-      reply.headers[lower(head.substr(at, colon - at))] = head.substr(colon + 2, stop - colon - 2);
+      reply.headers[ascii_lower(head.substr(at, colon - at))] = head.substr(colon + 2, stop - colon - 2);
     at = stop + 2;
   }
   if (reply.headers["transfer-encoding"] == "chunked") {
