@@ -7,11 +7,11 @@
 namespace lily::cuda {
 namespace {
 
-struct Shape {
+struct ExpertsShape {
   int hidden, width, shared_width, n_experts, rows;
 };
 
-class ExpertsDecodeTest : public KernelTest, public ::testing::WithParamInterface<Shape> {
+class ExpertsDecodeTest : public KernelTest, public ::testing::WithParamInterface<ExpertsShape> {
  protected:
   void SetUp() override { KernelTest::SetUp(); }
 };
@@ -45,7 +45,7 @@ struct Q8Weight {
 };
 
 TEST_P(ExpertsDecodeTest, RouterGateUpAndDownMatchTheExactModel) {
-  const Shape& d = GetParam();
+  const ExpertsShape& d = GetParam();
   const auto H = static_cast<size_t>(d.hidden), W = static_cast<size_t>(d.width),
              S = static_cast<size_t>(d.shared_width), T = static_cast<size_t>(d.rows),
              E = static_cast<size_t>(d.n_experts);
@@ -210,9 +210,11 @@ TEST_P(ExpertsDecodeTest, RouterGateUpAndDownMatchTheExactModel) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, ExpertsDecodeTest,
-                         ::testing::Values(Shape{256, 128, 128, 32, 1}, Shape{256, 128, 128, 32, 3},
-                                           Shape{192, 64, 128, 64, 1}, Shape{128, 192, 64, 96, 2},
-                                           Shape{256, 64, 0, 32, 1}));
+                         ::testing::Values(ExpertsShape{256, 128, 128, 32, 1},
+                                           ExpertsShape{256, 128, 128, 32, 3},
+                                           ExpertsShape{192, 64, 128, 64, 1},
+                                           ExpertsShape{128, 192, 64, 96, 2},
+                                           ExpertsShape{256, 64, 0, 32, 1}));
 
 TEST_F(KernelTest, TheRouterPrefersLowerIndicesOnTies) {
   // All logits are equal: experts 0 .. 7 with equal weights.

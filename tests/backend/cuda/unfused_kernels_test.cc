@@ -4,18 +4,18 @@
 namespace lily::cuda {
 namespace {
 
-struct Shape {
+struct UnfusedShape {
   int in, out, rows;
   bool by_choice;
 };
 
-class ExpertsLinearTest : public KernelTest, public ::testing::WithParamInterface<Shape> {};
+class ExpertsLinearTest : public KernelTest, public ::testing::WithParamInterface<UnfusedShape> {};
 
 // Rows shorter than the four groups that are read at once as well: nothing may be read beyond what the kernel
 // asked for.
 TEST_P(ExpertsLinearTest, IsTheExactProductOfTheChosenExperts) {
   constexpr int kExperts = 12, kChosen = 8;
-  const Shape& s = GetParam();
+  const UnfusedShape& s = GetParam();
   const Q4Weight weight(random, kExperts * s.out, s.in);
   const auto in = static_cast<size_t>(s.in), out = static_cast<size_t>(s.out),
              listed = static_cast<size_t>(s.rows) * kChosen,
@@ -50,9 +50,9 @@ TEST_P(ExpertsLinearTest, IsTheExactProductOfTheChosenExperts) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, ExpertsLinearTest,
-                         ::testing::Values(Shape{64, 256, 1, true}, Shape{128, 256, 2, true},
-                                           Shape{192, 128, 1, false}, Shape{256, 128, 2, false},
-                                           Shape{320, 64, 1, true}));
+                         ::testing::Values(UnfusedShape{64, 256, 1, true}, UnfusedShape{128, 256, 2, true},
+                                           UnfusedShape{192, 128, 1, false}, UnfusedShape{256, 128, 2, false},
+                                           UnfusedShape{320, 64, 1, true}));
 
 }  // namespace
 }  // namespace lily::cuda
