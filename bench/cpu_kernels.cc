@@ -139,16 +139,20 @@ void conv(benchmark::State& state) {
   set_rates(state, static_cast<double>(n_rows * kChannels) * 8, static_cast<double>(n_rows * kChannels) * 12);
 }
 
-// Query rows of one KV head, keys; bf16.
+// Target, query rows of one KV head, keys, KV type.
 void attention(benchmark::State& state) {
-  const auto n_queries = static_cast<size_t>(state.range(0));
-  const int64_t n_keys = state.range(1), n_blocks = n_keys / kKvKeys;
-  KvLayer kv{nullptr, plan::FloatType::bf16, 1};
+  use_target(static_cast<SimdTarget>(state.range(0)));
+  const auto n_queries = static_cast<size_t>(state.range(1));
+  const int64_t n_keys = state.range(2), n_blocks = n_keys / kKvKeys;
+  KvLayer kv{nullptr, static_cast<plan::KvType>(state.range(3)), 1};
+  kv.stride = kv.block_bytes();
   PageBlock memory(static_cast<size_t>(n_blocks * kv.block_bytes()));
-  auto* words = reinterpret_cast<uint32_t*>(memory.data());
-  std::mt19937 random(3);
-  for (size_t i = 0; i < memory.size() / 4; ++i) words[i] = static_cast<uint32_t>(random()) & 0x3fff3fffu;
   kv.blocks = memory.data();
+  const std::vector<float> values = random_floats(256 + kKvKeys);
+  for (int64_t key = 0; key < n_keys; ++key) {
+    store_key(kv, key / kKvKeys, 0, static_cast<int>(key % kKvKeys), values.data() + key % kKvKeys);
+    store_value(kv, key / kKvKeys, 0, static_cast<int>(key % kKvKeys), values.data() + key % kKvKeys);
+  }
   std::vector<int32_t> table;
   for (int32_t i = 0; i < n_blocks; ++i) table.push_back(i);
   const std::vector<float> q = random_floats(static_cast<int64_t>(n_queries) * 256);
@@ -192,8 +196,11 @@ void register_all() {
   benchmark::RegisterBenchmark("rms_norm", norm)->Arg(2048);
   for (const int64_t rows : {1, 64, 512}) benchmark::RegisterBenchmark("delta_rule", delta)->Arg(rows);
   for (const int64_t rows : {1, 512}) benchmark::RegisterBenchmark("short_conv", conv)->Arg(rows);
-  for (const int64_t queries : {8, 32})
-    benchmark::RegisterBenchmark("attention", attention)->Args({queries, 16384});
+  for (const SimdTarget target : runnable_targets())
+    for (const auto type : {plan::KvType::bf16, plan::KvType::int8})
+      for (const int64_t queries : {8, 32})
+        benchmark::RegisterBenchmark("attention", attention)
+            ->Args({static_cast<int64_t>(target), queries, 16384, static_cast<int64_t>(type)});
 }
 
 const bool kRegistered = (register_all(), true);

@@ -28,8 +28,12 @@ void add_model_options(CLI::App& command, ModelOptions& options) {
       .add_option("--backend", options.backend,
                   "auto, reference, cpu, cpu-avx2, cuda, metal or metal-emulated")
       ->capture_default_str();
-  command.add_option("--kv", options.kv, "Type of the KV cache (default: the backend's; cpu and GPUs: bf16)")
-      ->check(CLI::IsMember({"bf16", "f32"}));
+  command
+      .add_option(
+          "--kv", options.kv,
+          "Type of the KV cache (default: the backend's; cpu and GPUs: bf16); int8 halves its memory, on "
+          "cpu and reference")
+      ->check(CLI::IsMember({"bf16", "f32", "int8"}));
   command.add_option("--threads", options.threads, "Threads of the CPU backends; 0: physical cores")
       ->check(CLI::Range(0, 1024));
   command.add_flag("--tensor-ops", options.tensor_ops,
@@ -65,8 +69,7 @@ engine::LoadOptions load_options(const ModelOptions& options) {
                            .threads = options.threads,
                            .tensor_ops = options.tensor_ops,
                            .disable = plan::parse_mechanisms(options.disable)};
-  if (options.kv == "f32") load.kv = plan::FloatType::f32;
-  if (options.kv == "bf16") load.kv = plan::FloatType::bf16;
+  if (!options.kv.empty()) load.kv = plan::parse_kv_type(options.kv);
   load.memory.context = options.ctx;
   if (!options.profile.empty()) load.trace = std::make_shared<Trace>(options.profile);
   return load;

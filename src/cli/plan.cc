@@ -96,6 +96,7 @@ int run_plan(const PlanOptions& o) {
                  {"state_read_bytes", cost.state_read_bytes},
                  {"state_write_bytes", cost.state_write_bytes},
                  {"conv_state_bytes", cost.conv_state_bytes},
+                 {"kv", plan::name(policy.kv)},
                  {"kv_read_bytes", cost.kv_read_bytes},
                  {"kv_write_bytes", cost.kv_write_bytes},
                  {"scratch_bytes", plan.scratch_bytes},

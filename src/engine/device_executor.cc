@@ -75,8 +75,7 @@ int64_t state_slot_bytes(const model::Dims& dims, const plan::Policy& policy) {
 }
 
 int64_t kv_block_bytes(const model::Dims& dims, const plan::Policy& policy) {
-  const int64_t element = policy.kv == plan::FloatType::bf16 ? 2 : 4;
-  return int64_t{2} * kKvBlockTokens * dims.kv_width() * element * dims.n_attention_layers();
+  return 2 * plan::kv_bytes(policy.kv, int64_t{kKvBlockTokens} * dims.kv_width()) * dims.n_attention_layers();
 }
 
 MemoryPlan plan_memory(const model::Dims& dims, const plan::Policy& policy, int64_t device_bytes,
@@ -285,7 +284,7 @@ SavedLayout DeviceExecutor::saved_layout() const {
   return {.state_floats = std::vector<uint32_t>(static_cast<size_t>(dims_.n_delta_layers()),
                                                 static_cast<uint32_t>(delta + conv)),
           .kv_floats = static_cast<uint32_t>(2 * dims_.kv_width() * dims_.n_attention_layers()),
-          .kv_is_bf16 = policy_.kv == plan::FloatType::bf16};
+          .kv_type = policy_.kv};
 }
 
 std::vector<float> DeviceExecutor::read_state(backend::StateSlot slot, int piece) {

@@ -64,9 +64,9 @@ struct Step {
 // A state and the KV of a token as saved sessions hold them: in fp32, in pieces that a step need not wait
 // long for.
 struct SavedLayout {
-  std::vector<uint32_t> state_floats;  // of each piece of a state
-  uint32_t kv_floats = 0;              // of a token: K and V of all layers
-  bool kv_is_bf16 = false;             // every value of them is a bfloat16
+  std::vector<uint32_t> state_floats;        // of each piece of a state
+  uint32_t kv_floats = 0;                    // of a token: K and V of all layers
+  plan::KvType kv_type = plan::KvType::f32;  // what every value of them can be held in exactly
 };
 
 class Executor {

@@ -36,16 +36,23 @@ void check_logits(Executor& executor, int32_t n_tokens) {
 
 }  // namespace
 
-plan::Policy policy_of(const backend::Device& device, const model::Dims& dims,
-                       std::optional<plan::FloatType> kv, std::span<const plan::Mechanism> disable) {
+plan::Policy policy_of(const backend::Device& device, const model::Dims& dims, std::optional<plan::KvType> kv,
+                       std::span<const plan::Mechanism> disable) {
   return policy_of(device.policy(dims), device.info().backend, kv, disable);
 }
 
 plan::Policy policy_of(const plan::Policy& published, std::string_view backend,
-                       std::optional<plan::FloatType> kv, std::span<const plan::Mechanism> disable) {
+                       std::optional<plan::KvType> kv, std::span<const plan::Mechanism> disable) {
   plan::Policy policy = published;
-  // The reference computes and keeps everything in fp32, whatever is asked for.
-  if (kv && backend != "reference") policy.kv = *kv;
+  // The reference keeps all floats in fp32, whatever is asked for.
+  const bool is_widened = backend == "reference" && kv == plan::KvType::bf16;
+  if (kv && !is_widened) {
+    if (!published.has(*kv))
+      fail(Fault::user, "--kv {}: backend '{}' keeps keys and values as {}; leave --kv out, or choose {}",
+           plan::name(*kv), backend, plan::kv_type_names(published),
+           *kv == plan::KvType::int8 ? "backend cpu or reference" : "another backend");
+    policy.kv = *kv;
+  }
   for (const plan::Mechanism mechanism : disable) {
     if (!published.has(mechanism))
       fail(Fault::user, "--disable {}: not applicable on backend '{}'; leave it out", plan::name(mechanism),

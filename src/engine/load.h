@@ -19,7 +19,7 @@ struct LoadOptions {
   std::string backend = "auto";
   int threads = 0;                       // 0: physical cores
   bool tensor_ops = false;               // DeviceOptions::tensor_ops
-  std::optional<plan::FloatType> kv;     // nothing: the backend's default
+  std::optional<plan::KvType> kv;        // nothing: the backend's default
   std::shared_ptr<Trace> trace;          // records steps, and ops on cpu and reference; null: nothing
   std::vector<plan::Mechanism> disable;  // an error where the backend does not have one of them
   MemoryOptions memory;
@@ -28,11 +28,11 @@ struct LoadOptions {
 // The policy that the device publishes, with this KV type (nothing: the device's; the reference has fp32
 // only) and without these mechanisms. Throws Error(Fault::user) for a mechanism that the backend does not
 // have.
-plan::Policy policy_of(const backend::Device& device, const model::Dims& dims,
-                       std::optional<plan::FloatType> kv, std::span<const plan::Mechanism> disable);
+plan::Policy policy_of(const backend::Device& device, const model::Dims& dims, std::optional<plan::KvType> kv,
+                       std::span<const plan::Mechanism> disable);
 // The same of a policy that a backend of this name has published.
 plan::Policy policy_of(const plan::Policy& published, std::string_view backend,
-                       std::optional<plan::FloatType> kv, std::span<const plan::Mechanism> disable);
+                       std::optional<plan::KvType> kv, std::span<const plan::Mechanism> disable);
 
 // Has no thread of its own: one at a time may use it, an Engine's for as long as that lives.
 class LoadedModel {

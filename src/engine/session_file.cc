@@ -3,17 +3,21 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
 #include "backend/backend.h"
 #include "base/error.h"
 #include "base/half.h"
+#include "model/int8_group.h"
 
 namespace lily::engine {
 namespace {
 
 using backend::kKvBlockTokens;
+using model::kInt8Group;
+using model::kInt8GroupBytes;
 
 static_assert(std::endian::native == std::endian::little, "session files are little-endian");
 
@@ -74,14 +78,15 @@ Fixed fixed_of(std::span<const std::byte> bytes, int64_t n_file_bytes, std::stri
   if (f.version != kVersion)
     fail(Fault::user, "{}: is of version {} of the format; this program reads version {}", name, f.version,
          kVersion);
-  const bool has_sense = f.kind <= static_cast<uint32_t>(SessionKind::chat) &&
-                         is_digits({f.identity.data(), f.identity.size()}) && f.n_tokens <= kMaxTokens &&
-                         f.n_replay <= kMaxTokens && f.n_session <= kMaxTextBytes &&
-                         (f.n_conversation == 0 || f.n_conversation == kIdentityDigits) &&
-                         f.n_messages <= kMaxTextBytes && f.n_state_pieces <= kMaxStatePieces &&
-                         f.kv_floats <= kMaxKvFloats &&
-                         f.kv_encoding <= static_cast<uint32_t>(KvEncoding::bf16) &&
-                         std::all_of(f.reserved.begin(), f.reserved.end(), [](uint32_t x) { return x == 0; });
+  const bool has_sense =
+      f.kind <= static_cast<uint32_t>(SessionKind::chat) &&
+      is_digits({f.identity.data(), f.identity.size()}) && f.n_tokens <= kMaxTokens &&
+      f.n_replay <= kMaxTokens && f.n_session <= kMaxTextBytes &&
+      (f.n_conversation == 0 || f.n_conversation == kIdentityDigits) && f.n_messages <= kMaxTextBytes &&
+      f.n_state_pieces <= kMaxStatePieces && f.kv_floats <= kMaxKvFloats &&
+      f.kv_encoding <= static_cast<uint32_t>(KvEncoding::int8) &&
+      (f.kv_encoding != static_cast<uint32_t>(KvEncoding::int8) || f.kv_floats % kInt8Group == 0) &&
+      std::all_of(f.reserved.begin(), f.reserved.end(), [](uint32_t x) { return x == 0; });
   if (!has_sense) fail(Fault::user, "{}: its header is damaged", name);
   if (header_bytes_of(f) > n_file_bytes)
     fail(Fault::user, "{}: has {} bytes, but its header alone {}: it is cut off", name, n_file_bytes,
@@ -123,11 +128,71 @@ uint64_t seed_of(const SessionHeader& header, int piece) {
   return header.nonce + static_cast<uint64_t>(piece) + 1;
 }
 
-bool is_bf16(const SessionHeader& header, int piece) {
-  return piece >= header.n_state_pieces() && header.kv_encoding == KvEncoding::bf16;
+// Of a piece: the state is fp32 whatever KV is.
+KvEncoding encoding_of_piece(const SessionHeader& header, int piece) {
+  return piece >= header.n_state_pieces() ? header.kv_encoding : KvEncoding::f32;
+}
+
+void encode_bf16(std::span<const float> values, char* at) {
+  uint32_t lost = 0;
+  for (const float value : values) {
+    const auto bits = std::bit_cast<uint32_t>(value);
+    lost |= bits & 0xffffu;
+    const auto upper = static_cast<uint16_t>(bits >> 16);
+    std::memcpy(at, &upper, sizeof upper);
+    at += sizeof upper;
+  }
+  if (lost != 0) fail(Fault::device, "a value of the KV cache is no bfloat16; the session is not saved");
+}
+
+void decode_bf16(const std::byte* at, std::span<float> values) {
+  for (float& value : values) {
+    Bf16 x;
+    std::memcpy(&x.bits, at, sizeof x.bits);
+    value = to_float(x);
+    at += sizeof x.bits;
+  }
+}
+
+// A group is its scale and its 64 codes.
+void decode_int8(const std::byte* at, std::span<float> values) {
+  std::array<int8_t, kInt8Group> codes;
+  for (; !values.empty(); values = values.subspan(kInt8Group), at += kInt8GroupBytes) {
+    F16 scale;
+    std::memcpy(&scale.bits, at, sizeof scale.bits);
+    std::memcpy(codes.data(), at + sizeof scale.bits, sizeof codes);
+    model::from_int8_group(scale, codes, values.first<kInt8Group>());
+  }
+}
+
+void encode_int8(std::span<const float> values, char* at) {
+  std::array<int8_t, kInt8Group> codes;
+  std::array<float, kInt8Group> back;
+  for (; !values.empty(); values = values.subspan(kInt8Group), at += kInt8GroupBytes) {
+    const auto group = values.first<kInt8Group>();
+    const F16 scale = model::to_int8_group(group, codes);
+    std::memcpy(at, &scale.bits, sizeof scale.bits);
+    std::memcpy(at + sizeof scale.bits, codes.data(), sizeof codes);
+    model::from_int8_group(scale, codes, back);
+    const auto same = [](float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); };
+    if (!std::equal(group.begin(), group.end(), back.begin(), same))
+      fail(Fault::device, "values of the KV cache are no group of int8; the session is not saved");
+  }
 }
 
 }  // namespace
+
+KvEncoding encoding_of(plan::KvType type) {
+  switch (type) {
+    case plan::KvType::f32:
+      return KvEncoding::f32;
+    case plan::KvType::bf16:
+      return KvEncoding::bf16;
+    case plan::KvType::int8:
+      break;
+  }
+  return KvEncoding::int8;
+}
 
 // Every step maps a lane one to one, so a changed word always changes the sum.
 uint64_t checksum(uint64_t seed, std::span<const std::byte> bytes) {
@@ -175,7 +240,16 @@ int64_t SessionHeader::piece_floats(int piece) const {
 }
 
 int64_t SessionHeader::piece_bytes(int piece) const {
-  return piece_floats(piece) * (is_bf16(*this, piece) ? 2 : 4) + kChecksumBytes;
+  const int64_t n = piece_floats(piece);
+  switch (encoding_of_piece(*this, piece)) {
+    case KvEncoding::f32:
+      return 4 * n + kChecksumBytes;
+    case KvEncoding::bf16:
+      return 2 * n + kChecksumBytes;
+    case KvEncoding::int8:
+      break;
+  }
+  return n / kInt8Group * kInt8GroupBytes + kChecksumBytes;
 }
 
 int64_t SessionHeader::header_bytes() const {
@@ -254,20 +328,18 @@ void encode_piece(const SessionHeader& header, int piece, std::span<const float>
              values.size(), header.piece_floats(piece));
   const size_t start = out.size();
   out.reserve(start + static_cast<size_t>(header.piece_bytes(piece)));
-  if (is_bf16(header, piece)) {
-    out.resize(start + 2 * values.size());
-    char* at = out.data() + start;
-    uint32_t lost = 0;
-    for (const float value : values) {
-      const auto bits = std::bit_cast<uint32_t>(value);
-      lost |= bits & 0xffffu;
-      const auto upper = static_cast<uint16_t>(bits >> 16);
-      std::memcpy(at, &upper, sizeof upper);
-      at += sizeof upper;
-    }
-    if (lost != 0) fail(Fault::device, "a value of the KV cache is no bfloat16; the session is not saved");
-  } else {
-    append(out, values);
+  out.resize(start + static_cast<size_t>(header.piece_bytes(piece) - kChecksumBytes));
+  char* const at = out.data() + start;
+  switch (encoding_of_piece(header, piece)) {
+    case KvEncoding::f32:
+      if (!values.empty()) std::memcpy(at, values.data(), values.size_bytes());
+      break;
+    case KvEncoding::bf16:
+      encode_bf16(values, at);
+      break;
+    case KvEncoding::int8:
+      encode_int8(values, at);
+      break;
   }
   const uint64_t sum = checksum(seed_of(header, piece), std::as_bytes(std::span(out)).subspan(start));
   append(out, std::span<const uint64_t>(&sum, 1));
@@ -281,14 +353,16 @@ bool decode_piece(const SessionHeader& header, int piece, std::span<const std::b
   if (checksum(seed_of(header, piece), payload) != stored_checksum(bytes)) return false;
   values.resize(static_cast<size_t>(header.piece_floats(piece)));
   if (values.empty()) return true;
-  if (!is_bf16(header, piece)) {
-    std::memcpy(values.data(), payload.data(), payload.size());
-    return true;
-  }
-  for (size_t i = 0; i < values.size(); ++i) {
-    Bf16 x;
-    std::memcpy(&x.bits, payload.data() + 2 * i, sizeof x.bits);
-    values[i] = to_float(x);
+  switch (encoding_of_piece(header, piece)) {
+    case KvEncoding::f32:
+      std::memcpy(values.data(), payload.data(), payload.size());
+      break;
+    case KvEncoding::bf16:
+      decode_bf16(payload.data(), values);
+      break;
+    case KvEncoding::int8:
+      decode_int8(payload.data(), values);
+      break;
   }
   return true;
 }

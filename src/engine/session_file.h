@@ -13,6 +13,8 @@
 #include <string_view>
 #include <vector>
 
+#include "plan/policy.h"
+
 namespace lily::engine {
 
 enum class SessionKind : uint32_t {
@@ -23,7 +25,9 @@ enum class SessionKind : uint32_t {
   chat,    // a conversation that a user has saved
 };
 
-enum class KvEncoding : uint32_t { f32, bf16 };
+// How a file holds K and V; each is exact for the cache type of its name.
+enum class KvEncoding : uint32_t { f32, bf16, int8 };
+KvEncoding encoding_of(plan::KvType type);
 
 struct SessionHeader {
   SessionKind kind = SessionKind::turn;
@@ -34,7 +38,7 @@ struct SessionHeader {
   std::vector<int32_t> replay;         // its tokens and all before them
   std::string messages;                // of `chat`: the conversation as JSON
   std::vector<uint32_t> state_floats;  // of each piece of the state
-  uint32_t kv_floats = 0;              // of a token: K and V of all layers
+  uint32_t kv_floats = 0;              // of a token: K and V of all layers; int8: a multiple of 64
   KvEncoding kv_encoding = KvEncoding::f32;
   uint64_t nonce = 0;  // another for each file, so that pieces of two files are not mistaken for each other
 

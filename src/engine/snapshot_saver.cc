@@ -51,7 +51,7 @@ SessionHeader header_of(const Snapshot& snapshot, const SavedLayout& layout) {
           .tokens = snapshot.tokens,
           .state_floats = layout.state_floats,
           .kv_floats = layout.kv_floats,
-          .kv_encoding = layout.kv_is_bf16 ? KvEncoding::bf16 : KvEncoding::f32};
+          .kv_encoding = encoding_of(layout.kv_type)};
 }
 
 void write_snapshot(const Snapshot& snapshot, Executor& executor, SessionWriter& writer) {

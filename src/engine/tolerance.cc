@@ -25,12 +25,31 @@ constexpr int kDotsPerLayer = 4;
 
 double type_of(plan::FloatType type) { return type == plan::FloatType::bf16 ? kBf16 : kF32; }
 
+// Codes of 8 bits: likewise, with an error of at most a 254th of the group's largest value.
+const double kInt8 = 1.0 / 254 * 8 / std::sqrt(3.0);
+
+double type_of(plan::KvType type) {
+  switch (type) {
+    case plan::KvType::f32:
+      return kF32;
+    case plan::KvType::bf16:
+      return kBf16;
+    case plan::KvType::int8:
+      break;
+  }
+  return kInt8;
+}
+
 double square(double x) { return x * x; }
 
 }  // namespace
 
 Precision precision_of(const std::string& backend, const plan::Policy& policy) {
-  if (backend == "reference") return {.activation = kF32, .dot_input = 0, .kv = kF32, .accumulate = kF64};
+  if (backend == "reference")
+    return {.activation = kF32,
+            .dot_input = 0,
+            .kv = policy.kv == plan::KvType::int8 ? kInt8 : kF32,
+            .accumulate = kF64};
   if (backend.starts_with("cpu"))
     return {.activation = type_of(policy.activation),
             .dot_input = kTwoPlanes,

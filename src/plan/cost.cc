@@ -80,8 +80,7 @@ void add_use(Cost& c, const Plan& plan, const Use& use, const Workload& w) {
       break;
     }
     case Resource::kv: {
-      const int64_t element = plan.policy.kv == FloatType::bf16 ? 2 : 4;
-      const int64_t token = 2 * plan.dims.kv_width() * element;
+      const int64_t token = 2 * kv_bytes(plan.policy.kv, plan.dims.kv_width());
       if (use.writes()) c.kv_write_bytes += token * w.rows;
       if (use.reads())
         c.kv_read_bytes += token * w.position;  // this step's own rows are still on chip or in cache

@@ -13,6 +13,8 @@ struct Entry {
   const char* description;
 };
 
+constexpr std::array<std::string_view, kKvTypes> kKvNames = {"f32", "bf16", "int8"};  // by KvType
+
 constexpr std::array<Entry, kMechanisms> kEntries = {{
     {"P1", "dequantise inside the grouped GEMM"},
     {"P2", "routing stays on the device"},
@@ -86,6 +88,24 @@ std::optional<Policy> without(const Policy& policy, Mechanism mechanism) {
       break;
   }
   return p;
+}
+
+std::string_view name(KvType type) { return kKvNames[static_cast<size_t>(type)]; }
+
+std::optional<KvType> parse_kv_type(std::string_view name) {
+  for (size_t i = 0; i < kKvNames.size(); ++i)
+    if (name == kKvNames[i]) return static_cast<KvType>(i);
+  return std::nullopt;
+}
+
+std::string kv_type_names(const Policy& policy) {
+  std::string names;
+  for (size_t i = 0; i < kKvNames.size(); ++i) {
+    if (!policy.has(static_cast<KvType>(i))) continue;
+    if (!names.empty()) names += ", ";
+    names += kKvNames[i];
+  }
+  return names;
 }
 
 std::string_view name(Mechanism mechanism) { return kEntries[static_cast<size_t>(mechanism)].name; }

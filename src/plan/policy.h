@@ -13,6 +13,8 @@
 #include <string_view>
 #include <vector>
 
+#include "model/int8_group.h"
+
 namespace lily::plan {
 
 enum class Mechanism : uint8_t { p1, p2, p3, p4, p5, p6, d1, d2, d3, d4, d5, d6, d7 };
@@ -65,13 +67,21 @@ struct Fusions {
 
 enum class FloatType : uint8_t { f32, bf16 };
 
+// How keys and values are kept (docs/numerics.md).
+enum class KvType : uint8_t {
+  f32,
+  bf16,
+  int8,  // 64 values in 66 bytes: model/int8_group.h
+};
+inline constexpr int kKvTypes = 3;
+
 inline constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 
 struct Policy {
   // Numbers between ops. Where docs/numerics.md says fp32, values are fp32 on every backend.
   FloatType activation = FloatType::f32;
   FloatType residual = FloatType::f32;
-  FloatType kv = FloatType::bf16;
+  KvType kv = KvType::bf16;
 
   Fusions prefill, decode;
   bool unfuses_prefill =
@@ -97,13 +107,31 @@ struct Policy {
 
   // Mechanisms that exist on this backend; the others are 'not applicable'.
   std::bitset<kMechanisms> mechanisms;
+  std::bitset<kKvTypes> kv_types{1u << static_cast<unsigned>(KvType::bf16)};  // that this backend has
 
   bool has(Mechanism m) const { return mechanisms.test(static_cast<size_t>(m)); }
+  bool has(KvType type) const { return kv_types.test(static_cast<size_t>(type)); }
   const Fusions& fusions(bool is_decode) const { return is_decode ? decode : prefill; }
 };
 
 // The otherwise identical policy without a mechanism, or nothing where the backend does not have it.
 std::optional<Policy> without(const Policy& policy, Mechanism mechanism);
+
+// Bytes of n values of K or of V; n is a multiple of 64.
+constexpr int64_t kv_bytes(KvType type, int64_t n_values) {
+  switch (type) {
+    case KvType::f32:
+      return 4 * n_values;
+    case KvType::bf16:
+      return 2 * n_values;
+    case KvType::int8:
+      break;
+  }
+  return n_values / model::kInt8Group * model::kInt8GroupBytes;
+}
+std::string_view name(KvType type);  // "int8"
+std::optional<KvType> parse_kv_type(std::string_view name);
+std::string kv_type_names(const Policy& policy);  // "f32, bf16, int8": those that it has
 
 std::string_view name(Mechanism mechanism);         // "P1"
 std::string_view description(Mechanism mechanism);  // "dequantise inside the grouped GEMM"

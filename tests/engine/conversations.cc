@@ -249,7 +249,7 @@ bool compare(const Asked& asked, const Told& warm, const Told& cold, const Judge
 
 ConversationTally converse(const ConversationTrial& trial, const Judge& judge) {
   std::mt19937 random(trial.seed);
-  LoadOptions load{.backend = trial.backend, .threads = 1, .kv = plan::FloatType::f32};
+  LoadOptions load{.backend = trial.backend, .threads = 1, .kv = trial.kv};
   load.memory.context = trial.context;
   load.memory.max_sequences = kTogether;
   load.memory.n_cached_states = trial.n_cached_states;

@@ -16,6 +16,7 @@ namespace lily::engine {
 struct ConversationTrial {
   std::string folder;  // of a checkpoint with lily-tiny's tokenizer
   std::string backend;
+  plan::KvType kv = plan::KvType::f32;
   unsigned seed = 1;
   int n_conversations = 10;
   int n_cached_states = 2;

@@ -81,7 +81,7 @@ class CpuJudge {
  private:
   static int32_t n_tokens_of(const std::string& folder) { return text::Tokenizer::load(folder).n_tokens(); }
   static LoadOptions load(int context) {
-    LoadOptions load{.backend = "cpu", .threads = 2, .kv = plan::FloatType::f32};
+    LoadOptions load{.backend = "cpu", .threads = 2, .kv = plan::KvType::f32};
     load.memory.context = context;
     return load;
   }

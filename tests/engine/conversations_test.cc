@@ -11,9 +11,11 @@ TEST(Conversations, WithACacheWriteWhatAnEngineWithoutOneWritesBitForBit) {
   const test::TempFolder folder;
   write_small_model(folder.path().string());
   ConversationTally all;
-  for (const int n_cached_states : {0, 3}) {
+  for (const auto& [n_cached_states, kv] :
+       {std::pair{0, plan::KvType::f32}, std::pair{3, plan::KvType::f32}, std::pair{3, plan::KvType::int8}}) {
     const ConversationTally tally = converse({.folder = folder.path().string(),
                                               .backend = "reference",
+                                              .kv = kv,
                                               .seed = 11u + static_cast<unsigned>(n_cached_states),
                                               .n_conversations = 2,
                                               .n_cached_states = n_cached_states});

@@ -75,7 +75,9 @@ TEST_P(CpuMemory, ProgramsReserveNoMoreThanIsPlanned) {
   for (const plan::Mechanism ablated : {plan::Mechanism::p1, plan::Mechanism::d4, plan::Mechanism::d7})
     policies.push_back(*plan::without(policies.front(), ablated));
   policies.push_back(policies.front());
-  policies.back().kv = plan::FloatType::f32;
+  policies.back().kv = plan::KvType::f32;
+  policies.push_back(policies.front());
+  policies.back().kv = plan::KvType::int8;
   for (const plan::Policy& policy : policies) {
     const MemoryPlan planned = plan_memory(*device, tiny().dims(), policy, 0, {.context = 8192});
     const Limits limits{.max_context = planned.context,

@@ -39,8 +39,11 @@ TEST(Memory, OneSequenceOfTheRealModelTakesWhatIsPublished) {
   EXPECT_EQ(state_slot_bytes(dims, gpu_policy()), 64'389'120);
   EXPECT_EQ(kv_block_bytes(dims, gpu_policy()), 64 * 20'480);
   plan::Policy f32 = gpu_policy();
-  f32.kv = plan::FloatType::f32;
+  f32.kv = plan::KvType::f32;
   EXPECT_EQ(kv_block_bytes(dims, f32), 2 * 64 * 20'480);
+  plan::Policy int8 = gpu_policy();
+  int8.kv = plan::KvType::int8;
+  EXPECT_EQ(kv_block_bytes(dims, int8), 64 * 10'560);
 }
 
 // The CPU backend takes 92 % of the machine.
@@ -53,6 +56,27 @@ TEST(Memory, A24GiBMachineHolds32KTokensOfTheRealModel) {
   EXPECT_EQ(plan.context, 32768);
   EXPECT_LE(plan.total_bytes(), budget);
   EXPECT_GE(plan.spec.n_kv_blocks, 512);
+}
+
+// What fits, and the number that a refusal names.
+TEST(Memory, AnInt8CacheHoldsAlmostTwiceTheContext) {
+  const model::Dims dims = model::qwen36_35b_a3b();
+  constexpr int64_t kBudget = 41 * kGiB / 2;
+  const auto fits = [&](plan::KvType kv) {
+    plan::Policy policy;
+    policy.kv = kv;
+    policy.max_chunk_rows = 512;
+    const MemoryOptions options{.n_cached_states = 0};
+    const MemoryPlan plan = plan_memory(dims, policy, kBudget, 19'508'787'456, options);
+    EXPECT_LT(plan.context, dims.max_positions);
+    MemoryOptions more = options;
+    more.context = plan.context + backend::kKvBlockTokens;
+    const std::string refused = message([&] { plan_memory(dims, policy, kBudget, 19'508'787'456, more); });
+    EXPECT_NE(refused.find(fmt::format("one of {} does", plan.context)), std::string::npos) << refused;
+    return plan.context;
+  };
+  const double ratio = static_cast<double>(fits(plan::KvType::int8)) / fits(plan::KvType::bf16);
+  EXPECT_NEAR(ratio, 20'480.0 / 10'560, 1e-3);
 }
 
 TEST(Memory, AModelWithoutAttentionLayersNeedsNoCache) {

@@ -218,7 +218,7 @@ TEST(Goldens, SayWhatIsMissing) {
 
 TEST(Tolerance, GrowsWithLengthDepthAndCoarserTypes) {
   plan::Policy f32, bf16;
-  f32.kv = plan::FloatType::f32;
+  f32.kv = plan::KvType::f32;
   bf16.activation = bf16.residual = plan::FloatType::bf16;
   const Precision reference = precision_of("reference", f32), cpu = precision_of("cpu", f32),
                   gpu = precision_of("metal", bf16);

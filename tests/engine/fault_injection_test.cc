@@ -76,7 +76,7 @@ class Faults : public testing::Test {
 
   // Steps allocate nothing on other threads than the engine's; loading does.
   static LoadOptions load_options(int n_threads = 1) {
-    LoadOptions load{.backend = "cpu", .threads = n_threads, .kv = plan::FloatType::f32};
+    LoadOptions load{.backend = "cpu", .threads = n_threads, .kv = plan::KvType::f32};
     load.memory.context = kContext;
     load.memory.n_cached_states = 4;
     return load;

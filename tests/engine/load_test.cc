@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "backend/planner.h"
 #include "base/error.h"
 #include "model/checkpoint.h"
 #include "tests/support/checkpoint_writer.h"
@@ -22,7 +23,7 @@ TEST(PolicyOf, IsTheDevicesWithoutWhatIsDisabled) {
   const model::Dims dims = model::lily_tiny();
   const plan::Policy whole = device->policy(dims);
   EXPECT_EQ(policy_of(*device, dims, {}, {}).kv, whole.kv);
-  EXPECT_EQ(policy_of(*device, dims, plan::FloatType::f32, {}).kv, plan::FloatType::f32);
+  EXPECT_EQ(policy_of(*device, dims, plan::KvType::f32, {}).kv, plan::KvType::f32);
   const std::vector<Mechanism> twice = {Mechanism::p1, Mechanism::d3, Mechanism::p1};
   const plan::Policy policy = policy_of(*device, dims, {}, twice);
   EXPECT_TRUE(whole.dequantise_in_gemm && whole.concurrent);
@@ -32,7 +33,24 @@ TEST(PolicyOf, IsTheDevicesWithoutWhatIsDisabled) {
 
 TEST(PolicyOf, TheReferenceKeepsKvInFullPrecision) {
   const auto device = backend::make_device("reference", {.threads = 1});
-  EXPECT_EQ(policy_of(*device, model::lily_tiny(), plan::FloatType::bf16, {}).kv, plan::FloatType::f32);
+  EXPECT_EQ(policy_of(*device, model::lily_tiny(), plan::KvType::bf16, {}).kv, plan::KvType::f32);
+}
+
+TEST(PolicyOf, AnInt8CacheIsTheReferencesToo) {
+  const auto device = backend::make_device("reference", {.threads = 1});
+  EXPECT_EQ(policy_of(*device, model::lily_tiny(), plan::KvType::int8, {}).kv, plan::KvType::int8);
+}
+
+TEST(PolicyOf, RefusesAKvTypeThatTheBackendDoesNotHave) {
+  for (const plan::KvType type : {plan::KvType::int8, plan::KvType::f32}) {
+    const backend::Planner* metal = backend::find_planner("metal");
+    ASSERT_NE(metal, nullptr);
+    for (const auto& [policy, backend] :
+         {std::pair{metal->policy(model::lily_tiny(), {}), "metal"}, std::pair{plan::Policy{}, "cuda"}})
+      EXPECT_THAT(test::error_of([&, &p = policy, &name = backend] { policy_of(p, name, type, {}); }),
+                  AllOf(HasSubstr(std::string("--kv ") + std::string(plan::name(type))), HasSubstr("as bf16"),
+                        HasSubstr(backend), HasSubstr("leave --kv out")));
+  }
 }
 
 TEST(PolicyOf, RefusesAMechanismThatTheBackendDoesNotHave) {

@@ -1,11 +1,14 @@
 // Session files: what is written is read back bit for bit, and nothing else is.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <random>
 
 #include "engine/session_io.h"
+#include "model/int8_group.h"
 #include "tests/support/error_of.h"
 #include "tests/support/temp_folder.h"
 
@@ -22,18 +25,40 @@ SessionHeader small_header(KvEncoding encoding = KvEncoding::bf16) {
                   .conversation = std::string(64, 'b'),
                   .messages = "{\"messages\": []}",
                   .state_floats = {7, 0, 130},
-                  .kv_floats = 6,
+                  .kv_floats = encoding == KvEncoding::int8 ? 128u : 6u,
                   .kv_encoding = encoding};
   for (int i = 0; i < 150; ++i) h.tokens.push_back(i * 3);
   h.replay = {1, 2, 3};
   return h;
 }
 
-// Any bits, NaN and denormals among them; bfloat16 where the piece is stored so.
+// What an int8 cache holds: any scale, any codes with the largest among them, and a group of no numbers.
+void fill_int8(std::vector<float>& values, std::mt19937& random) {
+  constexpr size_t kGroup = model::kInt8Group;
+  const auto least = to_f16(model::kLeastInt8Scale).bits, most = to_f16(model::kLargestInt8Scale).bits;
+  for (size_t first = 0; first < values.size(); first += kGroup) {
+    std::array<int8_t, kGroup> codes;
+    for (int8_t& code : codes) code = static_cast<int8_t>(static_cast<int>(random() % 255) - 127);
+    codes[random() % kGroup] = -127;
+    F16 scale{static_cast<uint16_t>(least + random() % (most - least + 1u))};
+    if (first == kGroup) {
+      codes.fill(0);
+      scale = to_f16(std::nanf(""));
+    }
+    model::from_int8_group(scale, codes, std::span(values).subspan(first).first<kGroup>());
+  }
+}
+
+// Any bits, NaN and denormals among them; where the piece is stored so, bfloat16 or groups of int8.
 std::vector<float> values_of(const SessionHeader& h, int piece) {
   std::mt19937 random(static_cast<uint32_t>(piece) + 1);
   std::vector<float> values(static_cast<size_t>(h.piece_floats(piece)));
-  const bool bf16 = piece >= h.n_state_pieces() && h.kv_encoding == KvEncoding::bf16;
+  const bool is_kv = piece >= h.n_state_pieces();
+  if (is_kv && h.kv_encoding == KvEncoding::int8) {
+    fill_int8(values, random);
+    return values;
+  }
+  const bool bf16 = is_kv && h.kv_encoding == KvEncoding::bf16;
   for (float& v : values)
     v = std::bit_cast<float>(static_cast<uint32_t>(random()) & (bf16 ? 0xffff0000u : ~0u));
   return values;
@@ -62,7 +87,7 @@ SessionHeader read_whole(const fs::path& path, const SessionHeader& expected) {
 
 TEST(SessionFile, IsReadBackBitForBit) {
   const TempFolder folder;
-  for (const KvEncoding encoding : {KvEncoding::f32, KvEncoding::bf16}) {
+  for (const KvEncoding encoding : {KvEncoding::f32, KvEncoding::bf16, KvEncoding::int8}) {
     const SessionHeader h = small_header(encoding);
     const fs::path path = folder.path() / "a.lily";
     write(path, h);
@@ -83,6 +108,32 @@ TEST(SessionFile, IsReadBackBitForBit) {
 TEST(SessionFile, KeysAndValuesTakeTwoBytesWhereTheyAreBfloat16) {
   SessionHeader wide = small_header(KvEncoding::f32), narrow = small_header(KvEncoding::bf16);
   EXPECT_EQ(wide.file_bytes() - narrow.file_bytes(), 2 * 150 * 6);
+}
+
+TEST(SessionFile, KeysAndValuesOfAnInt8CacheTake66BytesAGroup) {
+  SessionHeader wide = small_header(KvEncoding::int8), narrow = wide;
+  wide.kv_encoding = KvEncoding::f32;
+  EXPECT_EQ(wide.file_bytes() - narrow.file_bytes(), 150 * 2 * (4 * 64 - 66));
+}
+
+TEST(SessionFile, ValuesThatAreNoGroupOfInt8AreNotRounded) {
+  const SessionHeader h{
+      .identity = std::string(64, '0'), .tokens = {1}, .kv_floats = 64, .kv_encoding = KvEncoding::int8};
+  std::string out;
+  std::vector<float> values(64, 127);
+  encode_piece(h, 0, values, out);
+  values[5] = 126.5f;
+  EXPECT_NE(error_of([&] { encode_piece(h, 0, values, out); }).find("int8"), std::string::npos);
+}
+
+TEST(SessionFile, AnInt8CacheOfPartsOfAGroupIsDamaged) {
+  SessionHeader h = small_header(KvEncoding::int8);
+  h.kv_floats = 96;
+  const std::string bytes = encode_header(h);
+  EXPECT_NE(error_of([&] {
+              parse_header(std::as_bytes(std::span(bytes)), h.file_bytes(), "input");
+            }).find("damaged"),
+            std::string::npos);
 }
 
 TEST(SessionFile, AValueThatIsNoBfloat16IsNotRounded) {

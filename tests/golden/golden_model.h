@@ -35,8 +35,8 @@ inline std::unique_ptr<engine::LoadedModel> load_tiny(engine::LoadOptions option
   return model;
 }
 
-inline engine::LoadedModel& tiny_on(const std::string& backend, plan::FloatType kv) {
-  static std::map<std::pair<std::string, plan::FloatType>, std::unique_ptr<engine::LoadedModel>> models;
+inline engine::LoadedModel& tiny_on(const std::string& backend, plan::KvType kv) {
+  static std::map<std::pair<std::string, plan::KvType>, std::unique_ptr<engine::LoadedModel>> models;
   auto& model = models[{backend, kv}];
   if (!model) {
     engine::LoadOptions options{.backend = backend, .kv = kv};

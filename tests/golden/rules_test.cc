@@ -10,7 +10,7 @@
 namespace lily::engine {
 namespace {
 
-using plan::FloatType;
+using plan::KvType;
 
 std::vector<int32_t> text(size_t n) {
   const auto& ids = test::tiny_goldens().forced->ids;
@@ -28,16 +28,18 @@ std::vector<std::vector<float>> last_rows(Executor& executor, const std::vector<
 }
 
 TEST(Rules, ReferenceBitsDoNotDependOnChunks) {
-  const auto executor = test::tiny_on("reference", FloatType::f32).make_executor();
-  const std::vector<int32_t> ids = text(70);
-  const auto whole = last_rows(*executor, ids, 0, 2);
-  for (const int chunk : {2, 63, 64, 65}) EXPECT_EQ(last_rows(*executor, ids, chunk, 2), whole) << chunk;
-  const std::vector<int32_t> few = text(9);
-  EXPECT_EQ(last_rows(*executor, few, 1, 2), last_rows(*executor, few, 0, 2));
+  for (const KvType kv : {KvType::f32, KvType::int8}) {
+    const auto executor = test::tiny_on("reference", kv).make_executor();
+    const std::vector<int32_t> ids = text(70);
+    const auto whole = last_rows(*executor, ids, 0, 2);
+    for (const int chunk : {2, 63, 64, 65}) EXPECT_EQ(last_rows(*executor, ids, chunk, 2), whole) << chunk;
+    const std::vector<int32_t> few = text(9);
+    EXPECT_EQ(last_rows(*executor, few, 1, 2), last_rows(*executor, few, 0, 2));
+  }
 }
 
 TEST(Rules, CpuLogitsOfDifferentChunksAreWithinTheTolerance) {
-  LoadedModel& model = test::tiny_on("cpu", FloatType::f32);
+  LoadedModel& model = test::tiny_on("cpu", KvType::f32);
   const auto executor = model.make_executor();
   const std::vector<int32_t> ids = text(600);
   const auto whole = last_rows(*executor, ids, 0, 3);
@@ -108,8 +110,9 @@ std::vector<float> beside(Executor& executor, int n_sequences) {
 }
 
 TEST(Rules, ADecodeRowDoesNotDependOnItsNeighbours) {
-  for (const auto& backend : {"reference", "cpu"}) {
-    LoadedModel& model = test::tiny_on(backend, FloatType::f32);
+  for (const auto& [backend, kv] :
+       {std::pair{"reference", KvType::f32}, std::pair{"cpu", KvType::f32}, std::pair{"cpu", KvType::int8}}) {
+    LoadedModel& model = test::tiny_on(backend, kv);
     const auto executor = model.make_executor();
     const std::vector<float> alone = beside(*executor, 1);
     const int most = std::string(backend) == "cpu" ? std::min(8, model.policy().max_decode_rows) : 2;
@@ -119,7 +122,7 @@ TEST(Rules, ADecodeRowDoesNotDependOnItsNeighbours) {
 }
 
 TEST(Rules, SampledTextIsTheSameAloneAndBesideOthers) {
-  LoadedModel& model = test::tiny_on("cpu", FloatType::bf16);
+  LoadedModel& model = test::tiny_on("cpu", KvType::bf16);
   Engine engine(model.make_executor());
   const auto ask = [&](size_t i) {
     return engine.generate({.prompt = test::tiny_goldens().prompts[i].prompt,
@@ -133,7 +136,7 @@ TEST(Rules, SampledTextIsTheSameAloneAndBesideOthers) {
 }
 
 TEST(Rules, AResumedConversationReadsWhatAColdOneReads) {
-  LoadedModel& model = test::tiny_on("cpu", FloatType::f32);
+  LoadedModel& model = test::tiny_on("cpu", KvType::f32);
   Engine engine(model.make_executor());
   const auto& stop_ids = test::tiny_checkpoint().config().stop_ids;
   const GoldenPrompt& golden = test::tiny_goldens().prompts[9];

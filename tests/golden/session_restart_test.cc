@@ -55,9 +55,11 @@ ChatRequest first_request() {
   return request;
 }
 
-std::unique_ptr<Assistant> start(const std::filesystem::path* folder, bool replay = true) {
+std::unique_ptr<Assistant> start(const std::filesystem::path* folder, bool replay = true,
+                                 plan::KvType kv = plan::KvType::bf16) {
   LoadOptions load;
   load.backend = "cpu";
+  load.kv = kv;
   load.memory.context = 8192;
   auto assistant = std::make_unique<Assistant>("models/lily-tiny", load);
   assistant->set_build("test");
@@ -71,17 +73,18 @@ constexpr int kTurns = 20;
 constexpr int kMostTokensMore = 64;  // as in session_test.cc
 
 // The whole session; with a folder the server is restarted before every turn.
-std::vector<Whole> session(const std::filesystem::path* folder) {
+std::vector<Whole> session(const std::filesystem::path* folder, int n_turns = kTurns,
+                           plan::KvType kv = plan::KvType::bf16) {
   const char* const questions[] = {"What is the weather in Paris?", "What does the word river mean?",
                                    "What is 17 + 5?", "Spell total letter by letter."};
   std::vector<Whole> answers;
   ChatRequest request = first_request();
-  std::unique_ptr<Assistant> assistant = start(folder);
+  std::unique_ptr<Assistant> assistant = start(folder, true, kv);
   int n_known = 0;
-  for (int turn = 0; turn < kTurns; ++turn) {
+  for (int turn = 0; turn < n_turns; ++turn) {
     if (turn > 0 && folder != nullptr) {
       assistant.reset();
-      assistant = start(folder);
+      assistant = start(folder, true, kv);
     }
     request.messages.push_back(text::Message::of("user", questions[turn % 4]));
     for (int step = 0; step < 3; ++step) {
@@ -113,7 +116,22 @@ TEST(SessionRestart, BeforeEachOfTwentyTurnsReadsNothingTwice) {
   for (size_t i = 0; i < straight.size(); ++i) EXPECT_EQ(restarted[i].ids, straight[i].ids) << "answer " << i;
 }
 
-TEST(SessionRestart, ASavedChatGoesOnAsIfItHadNeverEnded) {
+TEST(SessionRestart, WithAnInt8CacheWritesWhatAServerWritesThatWasNotRestarted) {
+  const test::TempFolder folder;
+  const std::filesystem::path cache = folder.path() / "cache";
+  constexpr int kFewTurns = 4;
+  const std::vector<Whole> restarted = session(&cache, kFewTurns, plan::KvType::int8),
+                           straight = session(nullptr, kFewTurns, plan::KvType::int8);
+  ASSERT_EQ(restarted.size(), straight.size());
+  for (size_t i = 0; i < straight.size(); ++i) EXPECT_EQ(restarted[i].ids, straight[i].ids) << "answer " << i;
+}
+
+class SavedChat : public testing::TestWithParam<plan::KvType> {};
+
+TEST_P(SavedChat, GoesOnAsIfItHadNeverEnded) {
+  const auto launch = [](const std::filesystem::path* cache) {
+    return engine::start(cache, true, GetParam());
+  };
   const test::TempFolder folder;
   const std::filesystem::path path = folder.path() / "chat.lily";
   ChatRequest request = first_request();
@@ -121,7 +139,7 @@ TEST(SessionRestart, ASavedChatGoesOnAsIfItHadNeverEnded) {
   std::vector<int32_t> expected;
   int n_known = 0;
   {
-    const auto assistant = start(nullptr);
+    const auto assistant = launch(nullptr);
     const Whole first = ask(*assistant, request);
     n_known = first.end.usage.prompt_tokens + first.end.usage.completion_tokens - 1;
     request.messages.push_back(turn_of(first.output));
@@ -129,7 +147,7 @@ TEST(SessionRestart, ASavedChatGoesOnAsIfItHadNeverEnded) {
     request.messages.push_back(text::Message::of("user", "And the word total?"));
     expected = ask(*assistant, request).ids;
   }
-  const auto assistant = start(nullptr);
+  const auto assistant = launch(nullptr);
   const Assistant::SavedSession saved = assistant->load_session(path);
   EXPECT_EQ(saved.messages, "the messages");
   EXPECT_TRUE(saved.has_state);
@@ -138,11 +156,18 @@ TEST(SessionRestart, ASavedChatGoesOnAsIfItHadNeverEnded) {
   EXPECT_GE(second.end.usage.cached_tokens, n_known - kMostTokensMore);
 
   // Another build: the conversation is there, its state is not trusted.
-  const auto other = start(nullptr);
+  const auto other = launch(nullptr);
   other->set_build("another");
   EXPECT_FALSE(other->load_session(path).has_state);
   EXPECT_EQ(other->load_session(path).messages, "the messages");
+
+  // Nor is that of another cache.
+  const auto wide = engine::start(nullptr, true, plan::KvType::f32);
+  EXPECT_FALSE(wide->load_session(path).has_state);
 }
+
+INSTANTIATE_TEST_SUITE_P(KvTypes, SavedChat, testing::Values(plan::KvType::bf16, plan::KvType::int8),
+                         [](const auto& kv) { return std::string(plan::name(kv.param)); });
 
 }  // namespace
 }  // namespace lily::engine

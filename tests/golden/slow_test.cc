@@ -7,7 +7,7 @@ namespace lily::engine {
 namespace {
 
 TEST(Reference, PerplexityAndTopTokens) {
-  const auto executor = test::tiny_on("reference", plan::FloatType::f32).make_executor();
+  const auto executor = test::tiny_on("reference", plan::KvType::f32).make_executor();
   const GoldenForced& golden = *test::tiny_goldens().forced;
   const ForcedReport report = compare(score(*executor, golden.ids, golden.positions), golden);
   EXPECT_EQ(report.predictions, 2047);
@@ -17,7 +17,7 @@ TEST(Reference, PerplexityAndTopTokens) {
 }
 
 TEST(Reference, AnswersEveryPromptAsTheGoldens) {
-  Engine engine(test::tiny_on("reference", plan::FloatType::f32).make_executor());
+  Engine engine(test::tiny_on("reference", plan::KvType::f32).make_executor());
   const auto& prompts = test::tiny_goldens().prompts;
   const GreedyReport report = run_greedy(engine, prompts, test::tiny_checkpoint().config().stop_ids);
   EXPECT_LT(report.first_divergence_margin_max, 0.02f);

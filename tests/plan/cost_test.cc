@@ -28,6 +28,25 @@ TEST(Cost, ADecodedTokenReadsTheBytesOfTheModel) {
   }
 }
 
+TEST(Cost, AnInt8CacheReadsALittleMoreThanAByteAValue) {
+  Policy policy = fused_policy();
+  policy.kv = KvType::int8;
+  EXPECT_EQ(decode_cost(policy, 4096).kv_read_bytes, 10'560 * 4096);
+  EXPECT_EQ(decode_cost(policy, 4096).kv_write_bytes, 10'560);
+  policy.kv = KvType::f32;
+  EXPECT_EQ(decode_cost(policy, 4096).kv_read_bytes, 40'960 * 4096);
+}
+
+TEST(Policy, KvTypesAreCalledByTheirNames) {
+  for (const KvType type : {KvType::f32, KvType::bf16, KvType::int8})
+    EXPECT_EQ(parse_kv_type(name(type)), type);
+  EXPECT_EQ(parse_kv_type("fp8"), std::nullopt);
+  Policy policy;
+  EXPECT_EQ(kv_type_names(policy), "bf16");
+  policy.kv_types.set();
+  EXPECT_EQ(kv_type_names(policy), "f32, bf16, int8");
+}
+
 TEST(Cost, ConvStateIsThreeRowsReadAndWritten) {
   Policy policy = fused_policy();
   policy.activation = FloatType::bf16;

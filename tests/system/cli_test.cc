@@ -215,13 +215,25 @@ TEST(Plan, ReportsTheRealModelsBytes) {
   const Json json = Json::parse(
       lily("plan --shape qwen3.6-35b-a3b --phase decode --context 4096 --device h200 --json").out);
   expect_keys(json, {"phase", "rows", "context", "dispatches", "stages", "barriers", "weight_bytes",
-                     "state_read_bytes", "state_write_bytes", "conv_state_bytes", "kv_read_bytes",
+                     "state_read_bytes", "state_write_bytes", "conv_state_bytes", "kv", "kv_read_bytes",
                      "kv_write_bytes", "scratch_bytes", "flops", "roofline", "disabled"});
   EXPECT_EQ(json["weight_bytes"], 1'669'561'728);
   EXPECT_EQ(json["state_read_bytes"], 62'914'560);
   EXPECT_EQ(json["state_write_bytes"], 62'914'560);
   EXPECT_EQ(json["kv_read_bytes"], 20'480 * 4096);
   EXPECT_EQ(json["roofline"]["bound"], "memory");
+}
+
+TEST(Plan, ShowsWhatAnInt8CacheSavesAndWhoHasNone) {
+  const std::string step =
+      "plan --shape qwen3.6-35b-a3b --phase decode --context 4096 --kv int8 --json --backend ";
+  for (const char* backend : {"cpu", "reference"}) {
+    const Json json = Json::parse(lily(step + backend).out);
+    EXPECT_EQ(json["kv"], "int8");
+    EXPECT_EQ(json["kv_read_bytes"], 10'560 * 4096);
+    EXPECT_EQ(json["kv_write_bytes"], 10'560);
+  }
+  expect_one_clear_line(lily(step + "metal"), 2, "--kv int8: backend 'metal' keeps keys and values as bf16");
 }
 
 TEST(Plan, ShowsWhatMetalLaunchesWithoutAMac) {

@@ -74,6 +74,7 @@ class CpuDevice final : public Device {
     p.group_experts_from_rows = kMaxTileRows + 1;
     p.fixed_blocks_from_context = kFixedBlocksFrom;
     p.max_decode_rows = kMaxTileRows;
+    p.kv_types.set();
     for (const Mechanism m : {Mechanism::p1, Mechanism::p4, Mechanism::p5, Mechanism::d3, Mechanism::d4,
                               Mechanism::d6, Mechanism::d7})
       p.mechanisms.set(static_cast<size_t>(m));

@@ -33,7 +33,7 @@ PreparedRows::PreparedRows(const LowerContext& context, Lowered& op, plan::View 
                            std::optional<plan::WeightId> norm, bool quantise, plan::ValueId normed_copy)
     : x_(x),
       quantise_(quantise),
-      keep_rest_(quantise && context.plan.policy.kv == plan::FloatType::f32),
+      keep_rest_(quantise && context.plan.policy.kv == plan::KvType::f32),
       in_worker_(context.is_small()),
       normed_copy_(normed_copy),
       rows_bound_(plan::rows_bound(context.plan, context.plan.value(x.value))) {

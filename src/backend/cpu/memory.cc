@@ -14,15 +14,17 @@ static_assert(kKvKeys == backend::kKvBlockTokens);
 
 }  // namespace
 
-Memory::Memory(const model::Dims& dims, const backend::MemorySpec& spec, plan::FloatType kv_type)
+Memory::Memory(const model::Dims& dims, const backend::MemorySpec& spec, plan::KvType kv_type)
     : dims_(dims),
       spec_(spec),
       kv_type_(kv_type),
       states_(static_cast<size_t>(std::max<int64_t>(1, spec.n_state_slots * slot_floats())) * sizeof(float)),
       tokens_(static_cast<size_t>(spec.n_token_slots), 0) {
-  const KvLayer layer{nullptr, kv_type, dims.n_kv_heads};
-  kv_ = PageBlock(static_cast<size_t>(
-      std::max<int64_t>(1, dims.n_attention_layers() * spec.n_kv_blocks * layer.block_bytes())));
+  kv_ = PageBlock(static_cast<size_t>(std::max<int64_t>(1, spec.n_kv_blocks * kv_block_bytes())));
+}
+
+int64_t Memory::kv_block_bytes() const {
+  return dims_.n_attention_layers() * KvLayer{nullptr, kv_type_, dims_.n_kv_heads}.block_bytes();
 }
 
 int64_t Memory::delta_floats() const {
@@ -44,8 +46,8 @@ float* Memory::delta_state(StateSlot s, int layer) const {
 float* Memory::conv_state(StateSlot s, int layer) const { return delta_state(s, layer) + delta_floats(); }
 
 KvLayer Memory::kv(int layer) const {
-  KvLayer kv{kv_.data(), kv_type_, dims_.n_kv_heads};
-  kv.blocks += dims_.mixer_index(layer) * spec_.n_kv_blocks * kv.block_bytes();
+  KvLayer kv{kv_.data(), kv_type_, dims_.n_kv_heads, kv_block_bytes()};
+  kv.blocks += dims_.mixer_index(layer) * kv.block_bytes();
   return kv;
 }
 
@@ -66,10 +68,7 @@ void Memory::give_back_state(StateSlot s) {
 
 void Memory::give_back_kv(int32_t block) {
   LILY_CHECK(block >= 0 && block < spec_.n_kv_blocks, "KV block {} of {}", block, spec_.n_kv_blocks);
-  const int64_t n_bytes = KvLayer{nullptr, kv_type_, dims_.n_kv_heads}.block_bytes();
-  for (int64_t layer = 0; layer < dims_.n_attention_layers(); ++layer)
-    kv_.give_back(static_cast<size_t>((layer * spec_.n_kv_blocks + block) * n_bytes),
-                  static_cast<size_t>(n_bytes));
+  kv_.give_back(static_cast<size_t>(block * kv_block_bytes()), static_cast<size_t>(kv_block_bytes()));
 }
 
 }  // namespace lily::backend::cpu

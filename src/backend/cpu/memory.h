@@ -14,7 +14,7 @@ namespace lily::backend::cpu {
 
 class Memory {
  public:
-  Memory(const model::Dims& dims, const backend::MemorySpec& spec, plan::FloatType kv_type);
+  Memory(const model::Dims& dims, const backend::MemorySpec& spec, plan::KvType kv_type);
 
   // Of a layer's own kind (Dims::mixer).
   float* delta_state(backend::StateSlot slot, int layer) const;  // [value head][128][128]
@@ -28,19 +28,20 @@ class Memory {
   void give_back_kv(int32_t block);
 
   const backend::MemorySpec& spec() const { return spec_; }
-  plan::FloatType kv_type() const { return kv_type_; }
+  plan::KvType kv_type() const { return kv_type_; }
   int64_t delta_floats() const;  // of a layer
   int64_t conv_floats() const;   // of a layer
 
  private:
   int64_t slot_floats() const { return dims_.n_delta_layers() * (delta_floats() + conv_floats()); }
+  int64_t kv_block_bytes() const;  // of all layers
   float* slot(backend::StateSlot slot) const;
 
   model::Dims dims_;
   backend::MemorySpec spec_;
-  plan::FloatType kv_type_;
+  plan::KvType kv_type_;
   PageBlock states_;  // [slot][delta layer]{delta state, conv state}
-  PageBlock kv_;      // [attention layer][block]
+  PageBlock kv_;      // [block][attention layer]
   std::vector<int32_t> tokens_;
 };
 

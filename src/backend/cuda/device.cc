@@ -45,7 +45,7 @@ class CudaDevice final : public Device {
     plan::Policy p;
     p.activation = plan::FloatType::bf16;
     p.residual = plan::FloatType::f32;
-    p.kv = plan::FloatType::bf16;
+    p.kv = plan::KvType::bf16;
     p.prefill = {.norm_linear = true,
                  .linear_add = true,
                  .norm_router = true,
@@ -92,8 +92,9 @@ class CudaDevice final : public Device {
   }
 
   void reserve(const MemorySpec& memory, const plan::Policy& policy) override {
-    if (policy.kv != plan::FloatType::bf16)
-      fail(Fault::user, "the cuda backend keeps keys and values in bf16, not fp32; leave --kv out");
+    if (policy.kv != plan::KvType::bf16)
+      fail(Fault::user, "the cuda backend keeps keys and values in bf16, not {}; leave --kv out",
+           plan::name(policy.kv));
     memory_.reset();  // the old one first: both might not fit
     memory_.emplace(weights().dims(), memory);
   }

@@ -15,8 +15,9 @@ void check_policy(const plan::Policy& p) {
     fail(Fault::user, "policy.activation: the Metal backend keeps activations in bf16, not fp32");
   if (p.residual != FloatType::f32)
     fail(Fault::user, "policy.residual: the Metal backend keeps the residual in fp32, not bf16");
-  if (p.kv != FloatType::bf16)
-    fail(Fault::user, "policy.kv: the Metal backend keeps keys and values in bf16, not fp32");
+  if (p.kv != plan::KvType::bf16)
+    fail(Fault::user, "policy.kv: the Metal backend keeps keys and values in bf16, not {}; leave --kv out",
+         plan::name(p.kv));
   if (p.tile.large > static_cast<int>(kernels::kMaxTileRows) || p.tile.small > p.tile.large ||
       p.tile.small < 1)
     fail(Fault::user, "policy.tile: {} and {} rows; the Metal backend has tiles of at most {}", p.tile.small,
@@ -134,7 +135,7 @@ plan::Policy default_policy() {
   plan::Policy p;
   p.activation = FloatType::bf16;
   p.residual = FloatType::f32;
-  p.kv = FloatType::bf16;
+  p.kv = plan::KvType::bf16;
   p.prefill = {.linear_add = true, .gate_up = true, .qk_prepare = true, .attention_gate = true};
   p.decode = {.norm_linear = true,
               .linear_add = true,

@@ -49,8 +49,9 @@ void MetalDevice::load(const model::Checkpoint& checkpoint, const backend::Progr
 void MetalDevice::reserve(const backend::MemorySpec& spec, const plan::Policy& policy) {
   LILY_CHECK(weights_.has_value(), "reserve before load");
   LILY_CHECK(n_in_flight_ == 0, "{} steps are in flight", n_in_flight_);
-  if (policy.kv != plan::FloatType::bf16)
-    fail(Fault::user, "policy.kv: the Metal backend keeps keys and values in bf16, not fp32");
+  if (policy.kv != plan::KvType::bf16)
+    fail(Fault::user, "policy.kv: the Metal backend keeps keys and values in bf16, not {}; leave --kv out",
+         plan::name(policy.kv));
   wait_for_copy();
   const size_t limit = gpu_->limits().recommended_working_set;
   const size_t needed = Memory::total_bytes(dims_, spec) + static_cast<size_t>(weights_->n_bytes());

@@ -1,9 +1,9 @@
 // The reference backend: every op in scalar code with double sums, written to be obviously right and never
 // optimised.
 //
-// Activations, KV and conv state are fp32 whatever the plan's types say; fused ops run as the simple ops that
-// plan::expanded gives. Loops over independent outputs are spread over threads; a value's bits do not depend
-// on threads, on chunking or on the other rows of a step.
+// Activations and conv state are fp32 whatever the plan's types say, and so is KV unless it is int8; fused
+// ops run as the simple ops that plan::expanded gives. Loops over independent outputs are spread over
+// threads; a value's bits do not depend on threads, on chunking or on the other rows of a step.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/reference/kv_rows.h"
 #include "base/thread_pool.h"
 #include "model/weight_store.h"
 #include "plan/plan.h"
@@ -38,18 +39,15 @@ struct Memory {
   MemorySpec spec;
   std::vector<std::vector<std::vector<float>>> delta;  // [slot][delta layer][value head * dk * dv]
   std::vector<std::vector<std::vector<float>>> conv;   // [slot][delta layer][3 * channels], oldest row first
-  std::vector<std::vector<std::vector<float>>> k, v;   // [block][attention layer][64 * kv_width]
+  std::vector<std::vector<KvRows>> k, v;               // [block][attention layer]
   std::vector<int32_t> tokens;                         // [token slot]
 
-  std::span<float> k_row(int block, int layer, int offset) { return kv_row(k, block, layer, offset); }
-  std::span<float> v_row(int block, int layer, int offset) { return kv_row(v, block, layer, offset); }
+  KvRows& k_rows(int block, int layer) { return rows(k, block, layer); }
+  KvRows& v_rows(int block, int layer) { return rows(v, block, layer); }
 
  private:
-  std::span<float> kv_row(std::vector<std::vector<std::vector<float>>>& kv, int block, int layer,
-                          int offset) {
-    const auto width = static_cast<size_t>(dims.kv_width());
-    return std::span(kv.at(static_cast<size_t>(block)).at(static_cast<size_t>(dims.mixer_index(layer))))
-        .subspan(static_cast<size_t>(offset) * width, width);
+  KvRows& rows(std::vector<std::vector<KvRows>>& kv, int block, int layer) const {
+    return kv.at(static_cast<size_t>(block)).at(static_cast<size_t>(dims.mixer_index(layer)));
   }
 };
 

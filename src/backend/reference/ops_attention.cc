@@ -34,10 +34,10 @@ void run(const Machine& m, const plan::KvAppend& op) {
   for (const Segment& s : m.step.segments)
     for (int t = s.first_row; t < s.first_row + s.n_rows; ++t) {
       const int position = m.step.position_of_row[static_cast<size_t>(t)];
-      const int block = m.step.block_of(s, position), offset = position % kKvBlockTokens;
-      const auto k = m.row(op.k, t), v = m.row(op.v, t);
-      std::copy(k.begin(), k.end(), m.memory.k_row(block, op.layer, offset).begin());
-      std::copy(v.begin(), v.end(), m.memory.v_row(block, op.layer, offset).begin());
+      const int block = m.step.block_of(s, position);
+      const auto at = static_cast<size_t>(position % kKvBlockTokens * m.dims().kv_width());
+      m.memory.k_rows(block, op.layer).write(at, m.row(op.k, t));
+      m.memory.v_rows(block, op.layer).write(at, m.row(op.v, t));
     }
 }
 
@@ -50,13 +50,15 @@ void run(const Machine& m, const plan::Attention& op) {
     const int n_keys = m.step.position_of_row[static_cast<size_t>(t)] + 1;
     const auto q = m.row(op.q, t).subspan(static_cast<size_t>(h * kHeadDim), kHeadDim);
     const auto o = m.row(op.o, t).subspan(static_cast<size_t>(h * kHeadDim), kHeadDim);
-    const auto head_of = [&](std::span<float> row) {
-      return row.subspan(static_cast<size_t>(h / heads_per_kv * kHeadDim), kHeadDim);
+    // Where the head's values of a position begin in its block.
+    const auto at = [&](int p) {
+      return static_cast<size_t>(p % kKvBlockTokens * m.dims().kv_width() + h / heads_per_kv * kHeadDim);
     };
+    std::vector<float> k(kHeadDim), v(kHeadDim);
     std::vector<double> score(static_cast<size_t>(n_keys));
     double largest = -std::numeric_limits<double>::infinity();
     for (int p = 0; p < n_keys; ++p) {
-      const auto k = head_of(m.memory.k_row(m.step.block_of(s, p), op.layer, p % kKvBlockTokens));
+      m.memory.k_rows(m.step.block_of(s, p), op.layer).read(at(p), k);
       double sum = 0;
       for (size_t j = 0; j < kHeadDim; ++j) sum += static_cast<double>(q[j]) * k[j];
       score[static_cast<size_t>(p)] = sum * scale;
@@ -67,7 +69,7 @@ void run(const Machine& m, const plan::Attention& op) {
     for (int p = 0; p < n_keys; ++p) {
       const double weight = std::exp(score[static_cast<size_t>(p)] - largest);
       denominator += weight;
-      const auto v = head_of(m.memory.v_row(m.step.block_of(s, p), op.layer, p % kKvBlockTokens));
+      m.memory.v_rows(m.step.block_of(s, p), op.layer).read(at(p), v);
       for (size_t j = 0; j < kHeadDim; ++j) sum[j] += weight * v[j];
     }
     for (size_t j = 0; j < kHeadDim; ++j) o[j] = static_cast<float>(sum[j] / denominator);

@@ -213,7 +213,10 @@ class ReferenceDevice final : public Device {
 
   plan::Policy policy(const model::Dims&) const override {
     plan::Policy p;
-    p.kv = plan::FloatType::f32;
+    p.kv = plan::KvType::f32;
+    p.kv_types.reset();
+    for (const plan::KvType type : {plan::KvType::f32, plan::KvType::int8})
+      p.kv_types.set(static_cast<size_t>(type));
     p.max_chunk_rows = 512;
     return p;
   }
@@ -225,7 +228,7 @@ class ReferenceDevice final : public Device {
     weights_ = model::WeightStore::load(checkpoint, all, pool_, progress);
   }
 
-  void reserve(const MemorySpec& spec, const plan::Policy&) override {
+  void reserve(const MemorySpec& spec, const plan::Policy& policy) override {
     memory_.spec = spec;
     const model::Dims& d = memory_.dims;
     const auto delta = static_cast<size_t>(d.delta_state_bytes_per_layer() / 4);
@@ -237,8 +240,9 @@ class ReferenceDevice final : public Device {
     };
     fill(memory_.delta, spec.n_state_slots, d.n_delta_layers(), delta);
     fill(memory_.conv, spec.n_state_slots, d.n_delta_layers(), conv);
-    fill(memory_.k, spec.n_kv_blocks, d.n_attention_layers(), kv);
-    fill(memory_.v, spec.n_kv_blocks, d.n_attention_layers(), kv);
+    memory_.k.assign(static_cast<size_t>(spec.n_kv_blocks),
+                     std::vector(static_cast<size_t>(d.n_attention_layers()), KvRows(policy.kv, kv)));
+    memory_.v = memory_.k;
     memory_.tokens.assign(static_cast<size_t>(spec.n_token_slots), -1);
   }
 
@@ -261,12 +265,13 @@ class ReferenceDevice final : public Device {
     assign(conv(slot, layer), data);
   }
   std::vector<float> read_kv(Kv which, int layer, int block, int n_tokens) override {
-    const std::vector<float>& rows = kv(which, layer, block);
-    return {rows.begin(), rows.begin() + int64_t{n_tokens} * memory_.dims.kv_width()};
+    std::vector<float> data(static_cast<size_t>(n_tokens * memory_.dims.kv_width()));
+    kv(which, layer, block).read(0, data);
+    return data;
   }
   void write_kv(Kv which, int layer, int block, int n_tokens, std::span<const float> data) override {
     LILY_CHECK(data.size() == static_cast<size_t>(n_tokens * memory_.dims.kv_width()));
-    std::copy(data.begin(), data.end(), kv(which, layer, block).begin());
+    kv(which, layer, block).write(0, data);
   }
 
  private:
@@ -278,9 +283,8 @@ class ReferenceDevice final : public Device {
     return memory_.conv.at(static_cast<size_t>(slot))
         .at(static_cast<size_t>(memory_.dims.mixer_index(layer)));
   }
-  std::vector<float>& kv(Kv which, int layer, int block) {
-    auto& memory = which == Kv::k ? memory_.k : memory_.v;
-    return memory.at(static_cast<size_t>(block)).at(static_cast<size_t>(memory_.dims.mixer_index(layer)));
+  KvRows& kv(Kv which, int layer, int block) {
+    return which == Kv::k ? memory_.k_rows(block, layer) : memory_.v_rows(block, layer);
   }
   static void assign(std::vector<float>& to, std::span<const float> data) {
     LILY_CHECK(data.size() == to.size(), "{} values for {}", data.size(), to.size());

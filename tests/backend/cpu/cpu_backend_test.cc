@@ -22,7 +22,7 @@ namespace lily::backend {
 namespace {
 
 using plan::Ending;
-using plan::FloatType;
+using plan::KvType;
 using plan::Mechanism;
 using plan::Phase;
 using plan::Policy;
@@ -125,7 +125,7 @@ struct Sequence {
 TEST_P(CpuBackend, EveryLayerAgreesWithTheGoldens) {
   const auto device = loaded_device(2);
   Policy policy = device->policy(dims());
-  policy.kv = FloatType::f32;
+  policy.kv = KvType::f32;
   policy.prefill = policy.decode = no_fusions();
   device->reserve({.n_state_slots = 1, .n_kv_blocks = 6}, policy);
   Sequence sequence{*device};
@@ -399,7 +399,7 @@ TEST_P(CpuBackend, OtherDimensionsAgreeWithTheReference) {
   reference->load(checkpoint, {});
   std::filesystem::remove_all(folder);
   Policy policy = device->policy(other);
-  policy.kv = FloatType::f32;
+  policy.kv = KvType::f32;
   const std::span<const int32_t> few(tokens.data(), 40);
   const auto wanted = logits_of(*reference, other, reference->policy(other), few, 40);
   for (const int chunk : {1, 7, 40}) {
@@ -446,10 +446,52 @@ TEST_P(CpuBackend, StepsRunOnTheInstructionSetOfTheirDevice) {
   }
 }
 
+// The edges of blocks, tiles and splits, and chunks that end on neither: what a chunk's own rows read is what
+// later chunks read, so the logits are the same to the bit.
+TEST_P(CpuBackend, AnInt8CacheGivesTheSameBitsForAnyChunks) {
+  const auto device = loaded_device(1);
+  Policy policy = device->policy(dims());
+  policy.kv = KvType::int8;
+  std::vector<int32_t> tokens = prompt();
+  for (size_t i = 0; tokens.size() < 530; ++i) tokens.push_back(tokens[i]);
+  for (const size_t n : {1, 31, 32, 33, 64, 65, 530}) {
+    const std::span<const int32_t> text(tokens.data(), n);
+    const auto whole = logits_of(*device, dims(), policy, text, static_cast<int>(n));
+    for (const int chunk : {7, 33}) {
+      if (n > 65 && chunk == 7) continue;
+      EXPECT_TRUE(same_bits(logits_of(*device, dims(), policy, text, chunk), whole))
+          << n << " tokens in chunks of " << chunk;
+    }
+  }
+  const std::span<const int32_t> text(tokens.data(), 72);
+  const auto expected = logits_of(*device, dims(), policy, text, 72);
+  EXPECT_FALSE(same_bits(logits_of(*device, dims(), device->policy(dims()), text, 72), expected));
+  for (const Mechanism m : {Mechanism::d4, Mechanism::d6, Mechanism::d7})
+    EXPECT_TRUE(same_bits(logits_of(*device, dims(), *plan::without(policy, m), text, 8), expected))
+        << plan::name(m);
+  EXPECT_TRUE(same_bits(logits_of(*loaded_device(2), dims(), policy, text, 72), expected)) << "2 threads";
+}
+
+TEST_P(CpuBackend, AnInt8CacheIsCopiedAndReadBackWithoutAChange) {
+  const auto device = loaded_device(1);
+  Policy policy = device->policy(dims());
+  policy.kv = KvType::int8;
+  device->reserve({.n_state_slots = 1, .n_kv_blocks = 3}, policy);
+  std::vector<float> kv(64 * static_cast<size_t>(dims().kv_width()));
+  for (size_t i = 0; i < kv.size(); ++i) kv[i] = static_cast<float>(i % 997) * 0.37f - 150;
+  for (const auto which : {Device::Kv::k, Device::Kv::v}) {
+    device->write_kv(which, 7, 1, 64, kv);
+    const auto held = device->read_kv(which, 7, 1, 64);
+    EXPECT_LT(relative_error(held, kv), 0.01);
+    device->write_kv(which, 3, 2, 64, held);
+    EXPECT_EQ(device->read_kv(which, 3, 2, 64), held);
+  }
+}
+
 TEST_P(CpuBackend, StatesAndCacheAreReadBackAsWritten) {
   const auto device = loaded_device(1);
   Policy policy = device->policy(dims());
-  policy.kv = FloatType::f32;
+  policy.kv = KvType::f32;
   device->reserve({.n_state_slots = 2, .n_kv_blocks = 2}, policy);
   std::vector<float> delta(static_cast<size_t>(dims().n_value_heads) * 128 * 128),
       conv(3 * static_cast<size_t>(dims().conv_channels()));

@@ -13,7 +13,7 @@ namespace {
 // A step of one row of a plan without ops; the phases below look at nothing in it.
 struct Fixture {
   plan::Plan plan{.dims = model::lily_tiny(), .shape = {.rows = 1, .context = 64}};
-  Memory memory{plan.dims, {.n_state_slots = 1, .n_kv_blocks = 1}, plan::FloatType::bf16};
+  Memory memory{plan.dims, {.n_state_slots = 1, .n_kv_blocks = 1}, plan::KvType::bf16};
   Step step{plan, memory};
   ThreadPool pool;
   Executor executor{pool};

@@ -166,8 +166,10 @@ TEST(Lower, APolicyThatKernelsCannotFollowIsRefusedByName) {
   p.activation = plan::FloatType::f32;
   EXPECT_NE(message_of(p, Phase::decode).find("policy.activation"), std::string::npos);
   p = default_policy();
-  p.kv = plan::FloatType::f32;
+  p.kv = plan::KvType::f32;
   EXPECT_NE(message_of(p, Phase::decode).find("policy.kv"), std::string::npos);
+  p.kv = plan::KvType::int8;
+  EXPECT_NE(message_of(p, Phase::decode).find("not int8; leave --kv out"), std::string::npos);
   p = default_policy();
   p.prefill.down_combine = true;
   EXPECT_NE(message_of(p, Phase::prefill).find("down_combine"), std::string::npos);

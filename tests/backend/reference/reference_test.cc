@@ -14,7 +14,6 @@ namespace lily::backend {
 namespace {
 
 using plan::Ending;
-using plan::FloatType;
 using plan::Phase;
 using test::GoldenTensor;
 

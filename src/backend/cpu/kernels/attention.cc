@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "model/int8_group.h"
 
 // clang-format off
 #undef HWY_TARGET_INCLUDE
@@ -24,6 +25,7 @@ constexpr int kLanes = HWY_MAX_BYTES / 4;
 
 using F32 = hn::CappedTag<float, 16>;
 using U32 = hn::CappedTag<uint32_t, 16>;
+using I32 = hn::CappedTag<int32_t, 16>;
 using V = hn::Vec<F32>;
 
 // Dims 2i and 2i + 1 of kLanes keys.
@@ -44,9 +46,26 @@ HWY_INLINE V load_values(const uint16_t* p) {
 
 HWY_INLINE V load_values(const float* p) { return hn::LoadU(F32(), p); }
 
-// scores[r][0 .. 16) of one key tile. q: [kRows][256], scores: [kRows][64].
+HWY_INLINE V load_values(const int8_t* p) {
+  const hn::Rebind<int8_t, F32> d8;
+  return hn::ConvertTo(F32(), hn::PromoteTo(I32(), hn::LoadU(d8, p)));
+}
+
+// fp16 scales of int8 groups. Their bits, moved to where a float has them, are the number times 2^-112,
+// subnormal or not; only a NaN needs a hand.
+HWY_INLINE V load_scales(const F16* p) {
+  const F32 d;
+  const hn::Rebind<uint16_t, F32> d16;
+  const auto bits = hn::PromoteTo(I32(), hn::LoadU(d16, reinterpret_cast<const uint16_t*>(p)));
+  const auto scale = hn::Mul(hn::BitCast(d, hn::ShiftLeft<13>(bits)), hn::Set(d, 0x1p112f));
+  const auto is_nan = hn::RebindMask(d, hn::Gt(bits, hn::Set(I32(), 0x7bff)));
+  return hn::IfThenElse(is_nan, hn::Set(d, std::numeric_limits<float>::quiet_NaN()), scale);
+}
+
+// scores[r][0 .. 16) of one key tile. q: [kRows][256], scores: [kRows][64]. `scales` are those of int8, of
+// the tile's keys in the first group of dims.
 template <int kRows, class T>
-HWY_INLINE void score_tile(const T* tile, const float* q, float* scores) {
+HWY_INLINE void score_tile(const T* tile, const F16* /*scales*/, const float* q, float* scores) {
   const F32 d;
   for (int part = 0; part < kKeyTile; part += kLanes) {
     V sum[kRows];
@@ -63,13 +82,36 @@ HWY_INLINE void score_tile(const T* tile, const float* q, float* scores) {
   }
 }
 
-// o[r] += sum over keys of p[r][key] * value[key], after o[r] *= scale[r]. p: [kRows][64].
+// Codes times q are summed over a group, and then scaled.
+template <int kRows>
+HWY_INLINE void score_tile(const int8_t* tile, const F16* scales, const float* q, float* scores) {
+  const F32 d;
+  for (int part = 0; part < kKeyTile; part += kLanes) {
+    for (int group = 0; group < kDim; group += model::kInt8Group) {
+      V sum[kRows];
+      for (V& s : sum) s = hn::Zero(d);
+      for (int dim = group; dim < group + model::kInt8Group; ++dim) {
+        const V codes = load_values(tile + dim * kKeyTile + part);
+        for (int r = 0; r < kRows; ++r) sum[r] = hn::MulAdd(codes, hn::Set(d, q[r * kDim + dim]), sum[r]);
+      }
+      const V scale = load_scales(scales + group / model::kInt8Group * kKvKeys + part);
+      for (int r = 0; r < kRows; ++r) {
+        float* score = scores + r * kKvKeys + part;
+        const V before = group == 0 ? hn::Zero(d) : hn::LoadU(d, score);
+        hn::StoreU(hn::MulAdd(sum[r], scale, before), d, score);
+      }
+    }
+  }
+}
+
+// o[r] += sum over keys of p[r][key] * value[key], after o[r] *= scale[r], for dims [first_dim, last_dim).
+// p: [kRows][64].
 template <int kRows, class T>
-HWY_INLINE void add_values(const T* values, int n_keys, const float* p, const float* scale,
-                           Partial* const* o) {
+HWY_INLINE void add_dims(const T* values, int first_dim, int last_dim, int n_keys, const float* p,
+                         const float* scale, Partial* const* o) {
   const F32 d;
   constexpr int kVecs = kLanes == 16 ? 2 : 1;
-  for (int dim = 0; dim < kDim; dim += kVecs * kLanes) {
+  for (int dim = first_dim; dim < last_dim; dim += kVecs * kLanes) {
     const T* at = values + value_index(0, dim);
     V sum[kRows][kVecs];
     for (int r = 0; r < kRows; ++r)
@@ -85,6 +127,29 @@ HWY_INLINE void add_values(const T* values, int n_keys, const float* p, const fl
     }
     for (int r = 0; r < kRows; ++r)
       for (int c = 0; c < kVecs; ++c) hn::StoreU(sum[r][c], d, o[r]->o + dim + c * kLanes);
+  }
+}
+
+// The same for all dims. `scales` are those of int8.
+template <int kRows, class T>
+HWY_INLINE void add_values(const T* values, const F16* /*scales*/, int n_keys, const float* p,
+                           const float* scale, Partial* const* o) {
+  add_dims<kRows>(values, 0, kDim, n_keys, p, scale, o);
+}
+
+// The scale of a key's group goes into its weight.
+template <int kRows>
+HWY_INLINE void add_values(const int8_t* values, const F16* scales, int n_keys, const float* p,
+                           const float* scale, Partial* const* o) {
+  const F32 d;
+  alignas(64) float scaled[kRows * kKvKeys];
+  for (int group = 0; group < kDim; group += model::kInt8Group, scales += kKvKeys) {
+    for (int key = 0; key < kKvKeys; key += kLanes) {
+      const V of_key = load_scales(scales + key);
+      for (int r = 0; r < kRows; ++r)
+        hn::Store(hn::Mul(hn::LoadU(d, p + r * kKvKeys + key), of_key), d, scaled + r * kKvKeys + key);
+    }
+    add_dims<kRows>(values, group, group + model::kInt8Group, n_keys, scaled, scale, o);
   }
 }
 
@@ -109,11 +174,21 @@ float softmax_step(float* scores, int n, Partial& state) {
   return scale;
 }
 
+// Planes of one block and head; scales follow int8 codes.
+template <class T>
+struct Planes {
+  const T* keys;
+  const T* values;
+  const F16* key_scales() const { return reinterpret_cast<const F16*>(keys + kKvPlane); }
+  const F16* value_scales() const { return reinterpret_cast<const F16*>(values + kKvPlane); }
+};
+
 template <int kRows, class T>
-HWY_INLINE void rows_of_block(const T* keys, const T* values, const float* q, const int* n_keys,
-                              int most_keys, float* scores, Partial* const* partials) {
+HWY_INLINE void rows_of_block(const Planes<T>& kv, const float* q, const int* n_keys, int most_keys,
+                              float* scores, Partial* const* partials) {
   for (int tile = 0; tile * kKeyTile < most_keys; ++tile)
-    score_tile<kRows>(keys + tile * kKeyTile * kDim, q, scores + tile * kKeyTile);
+    score_tile<kRows>(kv.keys + tile * kKeyTile * kDim, kv.key_scales() + tile * kKeyTile, q,
+                      scores + tile * kKeyTile);
   float scale[kRows];
   int most = 0;
   for (int r = 0; r < kRows; ++r) {
@@ -126,7 +201,7 @@ HWY_INLINE void rows_of_block(const T* keys, const T* values, const float* q, co
     scale[r] = softmax_step(scores + r * kKvKeys, n_keys[r], *partials[r]);
     most = std::max(most, n_keys[r]);
   }
-  if (most > 0) add_values<kRows>(values, most, scores, scale, partials);
+  if (most > 0) add_values<kRows>(kv.values, kv.value_scales(), most, scores, scale, partials);
 }
 
 template <class T>
@@ -149,19 +224,19 @@ void split_of(const KvLayer& kv, int head, const int32_t* block_table, int64_t s
   const int64_t end = std::min(last_key, (split + 1) * kSplitKeys);
   for (int64_t first = split * kSplitKeys; first < end; first += kKvKeys) {
     const int64_t block = block_table[first / kKvKeys];
-    const auto* keys = reinterpret_cast<const T*>(kv.keys(block, head));
-    const auto* values = reinterpret_cast<const T*>(kv.values(block, head));
+    const Planes<T> planes{reinterpret_cast<const T*>(kv.keys(block, head)),
+                           reinterpret_cast<const T*>(kv.values(block, head))};
     int n_keys[kMaxQueries];
     for (int r = 0; r < n_queries; ++r)
       n_keys[r] = static_cast<int>(std::clamp<int64_t>(queries[r].n_keys - first, 0, kKvKeys));
     const int most = static_cast<int>(std::min<int64_t>(last_key - first, kKvKeys));
     int r = 0;
     for (; r + 8 <= n_queries; r += 8)
-      rows_of_block<8>(keys, values, q + r * kDim, n_keys + r, most, scores + r * kKvKeys, partials + r);
+      rows_of_block<8>(planes, q + r * kDim, n_keys + r, most, scores + r * kKvKeys, partials + r);
     for (; r + 4 <= n_queries; r += 4)
-      rows_of_block<4>(keys, values, q + r * kDim, n_keys + r, most, scores + r * kKvKeys, partials + r);
+      rows_of_block<4>(planes, q + r * kDim, n_keys + r, most, scores + r * kKvKeys, partials + r);
     for (; r < n_queries; ++r)
-      rows_of_block<1>(keys, values, q + r * kDim, n_keys + r, most, scores + r * kKvKeys, partials + r);
+      rows_of_block<1>(planes, q + r * kDim, n_keys + r, most, scores + r * kKvKeys, partials + r);
   }
 }
 
@@ -173,6 +248,11 @@ void split_bf16(const KvLayer& kv, int head, const int32_t* block_table, int64_t
 void split_f32(const KvLayer& kv, int head, const int32_t* block_table, int64_t split, const Query* queries,
                int n_queries, Partial* const* partials) {
   split_of<float>(kv, head, block_table, split, queries, n_queries, partials);
+}
+
+void split_int8(const KvLayer& kv, int head, const int32_t* block_table, int64_t split, const Query* queries,
+                int n_queries, Partial* const* partials) {
+  split_of<int8_t>(kv, head, block_table, split, queries, n_queries, partials);
 }
 
 void merge(Partial& sum, const Partial& next) {
@@ -202,6 +282,7 @@ namespace lily::backend::cpu {
 
 HWY_EXPORT(split_bf16);
 HWY_EXPORT(split_f32);
+HWY_EXPORT(split_int8);
 HWY_EXPORT(merge);
 HWY_EXPORT(finish);
 
@@ -209,9 +290,17 @@ void attention_split(const KvLayer& kv, int head, std::span<const int32_t> block
                      std::span<const Query> queries, Partial* const* partials) {
   LILY_CHECK(queries.size() <= kMaxQueries, "{} queries", queries.size());
   const int n = static_cast<int>(queries.size());
-  if (kv.type == plan::FloatType::bf16)
-    HWY_DYNAMIC_DISPATCH(split_bf16)(kv, head, block_table.data(), split, queries.data(), n, partials);
-  else HWY_DYNAMIC_DISPATCH(split_f32)(kv, head, block_table.data(), split, queries.data(), n, partials);
+  switch (kv.type) {
+    case plan::KvType::f32:
+      return HWY_DYNAMIC_DISPATCH(split_f32)(kv, head, block_table.data(), split, queries.data(), n,
+                                             partials);
+    case plan::KvType::bf16:
+      return HWY_DYNAMIC_DISPATCH(split_bf16)(kv, head, block_table.data(), split, queries.data(), n,
+                                              partials);
+    case plan::KvType::int8:
+      return HWY_DYNAMIC_DISPATCH(split_int8)(kv, head, block_table.data(), split, queries.data(), n,
+                                              partials);
+  }
 }
 
 void merge_partial(Partial& sum, const Partial& next) { HWY_DYNAMIC_DISPATCH(merge)(sum, next); }

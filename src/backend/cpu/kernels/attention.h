@@ -2,7 +2,8 @@
 // position.
 //
 // The cache is read in splits of 512 keys at fixed positions. Within a split, 64 keys at a time: scores,
-// running maximum, weights, weighted values, all fp32, over dims and keys in rising order. Splits start
+// running maximum, weights, weighted values, all fp32, over dims and keys in rising order (int8: codes become
+// fp32, scales apply to sums over 64 dims of a key and to weights of a value). Splits start
 // afresh and are merged in rising order. The arithmetic of a row is therefore the same whether splits run on
 // one thread or on many, whether the row comes in a prompt chunk or alone, and whether query heads share the
 // reading of a key (D6) or not.
