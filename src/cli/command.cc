@@ -30,6 +30,12 @@ void add_model_options(CLI::App& command, ModelOptions& options) {
       ->capture_default_str();
   command.add_option("--kv", options.kv, "Type of the KV cache (default: the backend's; cpu and GPUs: bf16)")
       ->check(CLI::IsMember({"bf16", "f32"}));
+  command
+      .add_option(
+          "--activations", options.activations,
+          "On the CPU, activations that meet 4-bit weights: int16 (the default, as exact as bf16) or int8 "
+          "(prompts are read faster, the numbers are coarser)")
+      ->check(CLI::IsMember({"int16", "int8"}));
   command.add_option("--threads", options.threads, "Threads of the CPU backends; 0: physical cores")
       ->check(CLI::Range(0, 1024));
   command.add_flag("--tensor-ops", options.tensor_ops,
@@ -57,7 +63,7 @@ void add_disk_options(CLI::App& command, DiskOptions& options) {
 plan::Policy chosen_policy(const backend::Device& device, const model::Dims& dims,
                            const ModelOptions& options) {
   const engine::LoadOptions load = load_options(options);
-  return engine::policy_of(device, dims, load.kv, load.disable);
+  return engine::policy_of(device, dims, load.kv, load.disable, load.activation_planes);
 }
 
 engine::LoadOptions load_options(const ModelOptions& options) {
@@ -67,6 +73,7 @@ engine::LoadOptions load_options(const ModelOptions& options) {
                            .disable = plan::parse_mechanisms(options.disable)};
   if (options.kv == "f32") load.kv = plan::FloatType::f32;
   if (options.kv == "bf16") load.kv = plan::FloatType::bf16;
+  if (!options.activations.empty()) load.activation_planes = options.activations == "int8" ? 1 : 2;
   load.memory.context = options.ctx;
   if (!options.profile.empty()) load.trace = std::make_shared<Trace>(options.profile);
   return load;

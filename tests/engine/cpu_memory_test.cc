@@ -76,6 +76,8 @@ TEST_P(CpuMemory, ProgramsReserveNoMoreThanIsPlanned) {
     policies.push_back(*plan::without(policies.front(), ablated));
   policies.push_back(policies.front());
   policies.back().kv = plan::FloatType::f32;
+  policies.push_back(policies.front());
+  policies.back().activation_planes = 1;
   for (const plan::Policy& policy : policies) {
     const MemoryPlan planned = plan_memory(*device, tiny().dims(), policy, 0, {.context = 8192});
     const Limits limits{.max_context = planned.context,
