@@ -52,13 +52,14 @@ void set_rates(benchmark::State& state, double bytes, double flops) {
   state.counters["GFLOP/s"] = benchmark::Counter(n * flops / 1e9, benchmark::Counter::kIsRate);
 }
 
-// Target, storage, input width, activation rows, on the matrix unit; 64 MiB of weights for few rows, 1,024
-// output rows for many.
+// Target, storage, input width, activation rows, on the matrix unit, int8 planes of activations; 64 MiB of
+// weights for few rows, 1,024 output rows for many.
 void linear(benchmark::State& state) {
   const auto target = static_cast<SimdTarget>(state.range(0));
   const auto storage = static_cast<Storage>(state.range(1));
   const int64_t cols = state.range(2), n_rows = state.range(3);
   const bool on_unit = state.range(4) != 0;
+  const auto n_planes = static_cast<int>(state.range(5));
   if (on_unit && !matrix_unit_present()) return state.SkipWithError("no matrix unit");
   use_target(target);
   const int64_t tile_bytes = pack::cpu_tile_bytes(storage, cols);
@@ -66,8 +67,8 @@ void linear(benchmark::State& state) {
   const PageBlock tiles = random_tiles(storage, out, cols);
   const TileMatrix w{storage, reinterpret_cast<const uint8_t*>(tiles.data()), out, cols, tile_bytes};
   const std::vector<float> x = random_floats(n_rows * cols);
-  PageBlock memory(static_cast<size_t>(quantised_bytes(n_rows, cols)));
-  const QuantisedRows quantised = quantised_rows(memory.data(), n_rows, cols);
+  PageBlock memory(static_cast<size_t>(quantised_bytes(n_rows, cols, n_planes)));
+  const QuantisedRows quantised = quantised_rows(memory.data(), n_rows, cols, n_planes);
   for (int64_t r = 0; r < n_rows; ++r) quantise_row(x.data() + r * cols, quantised, r);
   std::vector<float> y(static_cast<size_t>(n_rows * out));
   PageBlock scratch(static_cast<size_t>(matrix_scratch_bytes(cols)));
@@ -88,8 +89,8 @@ void linear(benchmark::State& state) {
 void quantise(benchmark::State& state) {
   const int64_t cols = state.range(0);
   const std::vector<float> x = random_floats(cols);
-  PageBlock memory(static_cast<size_t>(quantised_bytes(1, cols)));
-  const QuantisedRows rows = quantised_rows(memory.data(), 1, cols);
+  PageBlock memory(static_cast<size_t>(quantised_bytes(1, cols, 2)));
+  const QuantisedRows rows = quantised_rows(memory.data(), 1, cols, 2);
   for (auto _ : state) {
     quantise_row(x.data(), rows, 0);
     benchmark::ClobberMemory();
@@ -177,21 +178,24 @@ void register_all() {
     const auto t = static_cast<int64_t>(target);
     for (const int64_t rows : {1, 2, 4, 8, 64}) {
       benchmark::RegisterBenchmark("linear_q4", linear)
-          ->Args({t, static_cast<int64_t>(Storage::q4), 2048, rows, 0});
+          ->Args({t, static_cast<int64_t>(Storage::q4), 2048, rows, 0, 2});
+      benchmark::RegisterBenchmark("linear_q4", linear)
+          ->Args({t, static_cast<int64_t>(Storage::q4), 2048, rows, 0, 1});
       if (rows != 1 && rows != 64) continue;
       benchmark::RegisterBenchmark("linear_q4", linear)
-          ->Args({t, static_cast<int64_t>(Storage::q4), 512, rows, 0});
+          ->Args({t, static_cast<int64_t>(Storage::q4), 512, rows, 0, 2});
       benchmark::RegisterBenchmark("linear_q8", linear)
-          ->Args({t, static_cast<int64_t>(Storage::q8), 2048, rows, 0});
+          ->Args({t, static_cast<int64_t>(Storage::q8), 2048, rows, 0, 2});
       benchmark::RegisterBenchmark("linear_bf16", linear)
-          ->Args({t, static_cast<int64_t>(Storage::bf16), 2048, rows, 0});
+          ->Args({t, static_cast<int64_t>(Storage::bf16), 2048, rows, 0, 2});
     }
   }
   for (const int64_t cols : {512, 2048, 4096})
     for (const int64_t rows : {16, 64, 512})
-      benchmark::RegisterBenchmark("linear_q4", linear)
-          ->Args({static_cast<int64_t>(runnable_targets().front()), static_cast<int64_t>(Storage::q4), cols,
-                  rows, 1});
+      for (const int64_t n_planes : {2, 1})
+        benchmark::RegisterBenchmark("linear_q4", linear)
+            ->Args({static_cast<int64_t>(runnable_targets().front()), static_cast<int64_t>(Storage::q4), cols,
+                    rows, 1, n_planes});
   benchmark::RegisterBenchmark("quantise_row", quantise)->Arg(2048);
   benchmark::RegisterBenchmark("rms_norm", norm)->Arg(2048);
   for (const int64_t rows : {1, 64, 512}) benchmark::RegisterBenchmark("delta_rule", delta)->Arg(rows);

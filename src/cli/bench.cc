@@ -121,6 +121,9 @@ Json measure_here(const Options& o) {
   const int n_threads = o.model.threads > 0 ? o.model.threads : physical_cores();
   std::optional<backend::ProcessorRates> rates;
   if (backend.starts_with("cpu") && o.session == 0) rates = backend::measure_processor(backend, n_threads);
+  // The rate is that of two int8 planes; one makes twice as many multiplications of weights of as many
+  // products.
+  if (rates) rates->matrix_tflops *= 2.0 / model.policy().activation_planes;
 
   std::unique_ptr<engine::DeviceExecutor> executor = model.make_executor();
   std::optional<engine::Engine> engine;
@@ -159,6 +162,7 @@ Json measure_here(const Options& o) {
       result["tflops"] = tflops;
       result["roofline_share"] = share ? Json(*share) : Json();
       result["disabled"] = o.model.disable;
+      result["activations"] = o.model.activations;
       results.push_back(result);
       if (!o.json)
         fmt::print("{:8} {:>7} {:>10.1f} {:>21} {:>10} {:>8.3f} {:>6}\n", phase, length, tok_s.median,

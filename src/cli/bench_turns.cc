@@ -38,6 +38,7 @@ std::vector<std::string> own_command(const BenchOptions& o, const std::vector<in
   };
   add("--model", m.model);
   add("--kv", m.kv);
+  add("--activations", m.activations);
   add("--disable", m.disable);
   if (o.made_up_context) command.emplace_back("--made-up-context");
   if (m.threads > 0) add("--threads", std::to_string(m.threads));

@@ -34,6 +34,12 @@ void add_model_options(CLI::App& command, ModelOptions& options) {
           "Type of the KV cache (default: the backend's; cpu and GPUs: bf16); int8 halves its memory, on "
           "cpu and reference")
       ->check(CLI::IsMember({"bf16", "f32", "int8"}));
+  command
+      .add_option(
+          "--activations", options.activations,
+          "On the CPU, activations that meet 4-bit weights: int16 (the default, as exact as bf16) or int8 "
+          "(prompts are read faster, the numbers are coarser)")
+      ->check(CLI::IsMember({"int16", "int8"}));
   command.add_option("--threads", options.threads, "Threads of the CPU backends; 0: physical cores")
       ->check(CLI::Range(0, 1024));
   command.add_flag("--tensor-ops", options.tensor_ops,
@@ -61,7 +67,7 @@ void add_disk_options(CLI::App& command, DiskOptions& options) {
 plan::Policy chosen_policy(const backend::Device& device, const model::Dims& dims,
                            const ModelOptions& options) {
   const engine::LoadOptions load = load_options(options);
-  return engine::policy_of(device, dims, load.kv, load.disable);
+  return engine::policy_of(device, dims, load.kv, load.disable, load.activation_planes);
 }
 
 engine::LoadOptions load_options(const ModelOptions& options) {
@@ -70,6 +76,7 @@ engine::LoadOptions load_options(const ModelOptions& options) {
                            .tensor_ops = options.tensor_ops,
                            .disable = plan::parse_mechanisms(options.disable)};
   if (!options.kv.empty()) load.kv = plan::parse_kv_type(options.kv);
+  if (!options.activations.empty()) load.activation_planes = options.activations == "int8" ? 1 : 2;
   load.memory.context = options.ctx;
   if (!options.profile.empty()) load.trace = std::make_shared<Trace>(options.profile);
   return load;

@@ -42,8 +42,9 @@ void add_version(CLI::App& app, Action& action);
 struct ModelOptions {
   std::string model;  // empty: find_model's default
   std::string backend = "auto";
-  std::string kv;   // empty: the backend's
-  int threads = 0;  // 0: physical cores
+  std::string kv;           // empty: the backend's
+  std::string activations;  // "int8", "int16"; empty: the backend's
+  int threads = 0;          // 0: physical cores
   bool tensor_ops = false;
   int ctx = 0;          // 0: what fits, at most the model's own limit
   std::string disable;  // mechanisms, "P1,D3"

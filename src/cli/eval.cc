@@ -159,6 +159,7 @@ Json on_text(const EvalOptions& o, const model::Checkpoint& checkpoint, const te
     ModelOptions against = o.model;
     against.backend = o.against;
     against.disable.clear();  // the reference is whole, and may not have what is off in the other one
+    against.activations.clear();
     report = forced_json(engine::compare(score, score_with(against), tokenizer.n_tokens()));
     report["against"] = o.against;
   }

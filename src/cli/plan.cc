@@ -38,7 +38,9 @@ Target target_of(const PlanOptions& o, const model::Dims& dims) {
   }
   const engine::LoadOptions load = load_options(o.model);
   if (const backend::Planner* planner = backend::find_planner(name))
-    return {name, planner, engine::policy_of(planner->policy(dims, options), name, load.kv, load.disable)};
+    return {name, planner,
+            engine::policy_of(planner->policy(dims, options), name, load.kv, load.disable,
+                              load.activation_planes)};
   const auto device = backend::make_device(name, options);
   return {device->info().backend, backend::find_planner(device->info().backend),
           chosen_policy(*device, dims, o.model)};
@@ -105,6 +107,7 @@ int run_plan(const PlanOptions& o) {
         roofline ? Json{{"device", o.device}, {"tok_s", roofline->tok_s}, {"bound", roofline->bound}}
                  : Json();
     json["disabled"] = o.model.disable;
+    json["activation_planes"] = backend.starts_with("cpu") ? Json(policy.activation_planes) : Json();
     fmt::print("{}\n", json.dump(2));
     return 0;
   }
@@ -122,6 +125,8 @@ int run_plan(const PlanOptions& o) {
   for (const auto& [name, n_bytes] : lines) fmt::print("  {:20} {:>16} bytes\n", name, n_bytes);
   fmt::print("  {:20} {:>16} bytes, reused between stages\n", "scratch", plan.scratch_bytes);
   fmt::print("  {:20} {:>16}\n", "flops", cost.flops);
+  if (policy.activation_planes == 1)
+    fmt::print("  {:20} {:>16} for 4-bit weights, of one int8 plane\n", "activations", "int8");
   if (roofline)
     fmt::print("  at most {:.0f} tok/s on {}, bound by {}\n", roofline->tok_s, o.device,
                std::string_view(roofline->bound) == "memory" ? "memory bandwidth" : "arithmetic");

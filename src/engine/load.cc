@@ -37,12 +37,13 @@ void check_logits(Executor& executor, int32_t n_tokens) {
 }  // namespace
 
 plan::Policy policy_of(const backend::Device& device, const model::Dims& dims, std::optional<plan::KvType> kv,
-                       std::span<const plan::Mechanism> disable) {
-  return policy_of(device.policy(dims), device.info().backend, kv, disable);
+                       std::span<const plan::Mechanism> disable, std::optional<int> activation_planes) {
+  return policy_of(device.policy(dims), device.info().backend, kv, disable, activation_planes);
 }
 
 plan::Policy policy_of(const plan::Policy& published, std::string_view backend,
-                       std::optional<plan::KvType> kv, std::span<const plan::Mechanism> disable) {
+                       std::optional<plan::KvType> kv, std::span<const plan::Mechanism> disable,
+                       std::optional<int> activation_planes) {
   plan::Policy policy = published;
   // The reference keeps all floats in fp32, whatever is asked for.
   const bool is_widened = backend == "reference" && kv == plan::KvType::bf16;
@@ -52,6 +53,14 @@ plan::Policy policy_of(const plan::Policy& published, std::string_view backend,
            plan::name(*kv), backend, plan::kv_type_names(published),
            *kv == plan::KvType::int8 ? "backend cpu or reference" : "another backend");
     policy.kv = *kv;
+  }
+  if (activation_planes) {
+    if (!backend.starts_with("cpu"))
+      fail(Fault::user,
+           "--activations: backend '{}' does not take activations as integers, those on the CPU do; leave it "
+           "out",
+           backend);
+    policy.activation_planes = *activation_planes;
   }
   for (const plan::Mechanism mechanism : disable) {
     if (!published.has(mechanism))
@@ -69,7 +78,8 @@ LoadedModel::LoadedModel(const model::Checkpoint& checkpoint, int32_t n_tokens, 
       device_(backend::make_device(
           options.backend,
           {.threads = options.threads, .tensor_ops = options.tensor_ops, .trace = trace_.get()})),
-      policy_(policy_of(*device_, checkpoint.dims(), options.kv, options.disable)) {
+      policy_(
+          policy_of(*device_, checkpoint.dims(), options.kv, options.disable, options.activation_planes)) {
   if (n_tokens < 1 || n_tokens > checkpoint.dims().vocab)
     fail(Fault::model,
          "the tokenizer has {} tokens and the model's vocabulary {} rows; they do not belong together",

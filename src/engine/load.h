@@ -20,19 +20,22 @@ struct LoadOptions {
   int threads = 0;                       // 0: physical cores
   bool tensor_ops = false;               // DeviceOptions::tensor_ops
   std::optional<plan::KvType> kv;        // nothing: the backend's default
+  std::optional<int> activation_planes;  // 1 or 2, of the CPU backends; nothing: the backend's default
   std::shared_ptr<Trace> trace;          // records steps, and ops on cpu and reference; null: nothing
   std::vector<plan::Mechanism> disable;  // an error where the backend does not have one of them
   MemoryOptions memory;
 };
 
 // The policy that the device publishes, with this KV type (nothing: the device's; the reference has fp32
-// only) and without these mechanisms. Throws Error(Fault::user) for a mechanism that the backend does not
-// have.
-plan::Policy policy_of(const backend::Device& device, const model::Dims& dims, std::optional<plan::KvType> kv,
-                       std::span<const plan::Mechanism> disable);
+// only), these planes of activations (nothing: the device's) and without these mechanisms. Throws
+// Error(Fault::user) for a mechanism that the backend does not have, and for planes where it has none.
+plan::Policy policy_of(const backend::Device& device, const model::Dims& dims,
+                       std::optional<plan::KvType> kv, std::span<const plan::Mechanism> disable,
+                       std::optional<int> activation_planes = {});
 // The same of a policy that a backend of this name has published.
 plan::Policy policy_of(const plan::Policy& published, std::string_view backend,
-                       std::optional<plan::KvType> kv, std::span<const plan::Mechanism> disable);
+                       std::optional<plan::KvType> kv, std::span<const plan::Mechanism> disable,
+                       std::optional<int> activation_planes = {});
 
 // Has no thread of its own: one at a time may use it, an Engine's for as long as that lives.
 class LoadedModel {

@@ -17,6 +17,9 @@ constexpr double kElementaryRoundings = 8;
 // which is at most sqrt(64) times its root mean square; uniform over its range.
 const double kTwoPlanes = 0x1p-16 * 8 / std::sqrt(3.0);
 
+// One plane: half a step of 1/127 of that value.
+const double kOnePlane = 8 / (2 * 127 * std::sqrt(3.0));
+
 // Roundings of a layer: two norms, the mixer's four values, attention or state, router, expert middle,
 // output, twice the residual.
 constexpr int kActivationsPerLayer = 12;
@@ -52,7 +55,7 @@ Precision precision_of(const std::string& backend, const plan::Policy& policy) {
             .accumulate = kF64};
   if (backend.starts_with("cpu"))
     return {.activation = type_of(policy.activation),
-            .dot_input = kTwoPlanes,
+            .dot_input = policy.activation_planes == 1 ? kOnePlane : kTwoPlanes,
             .kv = type_of(policy.kv),
             .accumulate = kF32};
   // Weights are rounded to bf16 on their way into a matrix unit.

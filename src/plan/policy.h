@@ -82,6 +82,8 @@ struct Policy {
   FloatType activation = FloatType::f32;
   FloatType residual = FloatType::f32;
   KvType kv = KvType::bf16;
+  // int8 planes of the activations in products with 4-bit weights: 1 or 2 (CPU; docs/numerics.md, section 2).
+  int activation_planes = 2;
 
   Fusions prefill, decode;
   bool unfuses_prefill =

@@ -78,6 +78,8 @@ TEST_P(CpuMemory, ProgramsReserveNoMoreThanIsPlanned) {
   policies.back().kv = plan::KvType::f32;
   policies.push_back(policies.front());
   policies.back().kv = plan::KvType::int8;
+  policies.push_back(policies.front());
+  policies.back().activation_planes = 1;
   for (const plan::Policy& policy : policies) {
     const MemoryPlan planned = plan_memory(*device, tiny().dims(), policy, 0, {.context = 8192});
     const Limits limits{.max_context = planned.context,

@@ -5,6 +5,7 @@
 
 #include "backend/planner.h"
 #include "base/error.h"
+#include "engine/session_identity.h"
 #include "model/checkpoint.h"
 #include "tests/support/checkpoint_writer.h"
 #include "tests/support/error_of.h"
@@ -51,6 +52,29 @@ TEST(PolicyOf, RefusesAKvTypeThatTheBackendDoesNotHave) {
                   AllOf(HasSubstr(std::string("--kv ") + std::string(plan::name(type))), HasSubstr("as bf16"),
                         HasSubstr(backend), HasSubstr("leave --kv out")));
   }
+}
+
+TEST(PolicyOf, OnlyTheCpuTakesActivationsAsIntegers) {
+  const model::Dims dims = model::lily_tiny();
+  const auto cpu = backend::make_device("cpu", {.threads = 1}),
+             reference = backend::make_device("reference", {.threads = 1});
+  EXPECT_EQ(policy_of(*cpu, dims, {}, {}).activation_planes, 2);
+  EXPECT_EQ(policy_of(*cpu, dims, {}, {}, 1).activation_planes, 1);
+  for (const char* backend : {"reference", "cuda", "metal"})
+    EXPECT_THAT(test::error_of([&] { policy_of(reference->policy(dims), backend, {}, {}, 1); }),
+                AllOf(HasSubstr("--activations"), HasSubstr(backend), HasSubstr("leave it out")));
+}
+
+// What was computed with other activations must not be resumed.
+TEST(SessionIdentity, TellsThePlanesOfActivationsApart) {
+  const model::Checkpoint checkpoint = model::Checkpoint::open(test::kTinyModel);
+  const auto device = backend::make_device("cpu", {.threads = 1});
+  const auto identity = [&](std::optional<int> planes) {
+    return session_identity(checkpoint, device->info(), policy_of(*device, checkpoint.dims(), {}, {}, planes),
+                            "1");
+  };
+  EXPECT_EQ(identity({}), identity(2));
+  EXPECT_NE(identity(1), identity(2));
 }
 
 TEST(PolicyOf, RefusesAMechanismThatTheBackendDoesNotHave) {

@@ -90,6 +90,40 @@ TEST(Cpu, AnswersEveryPromptAsTheGoldens) {
   }
 }
 
+// Activations of one int8 plane, an option: coarser numbers, the same quality within its bounds.
+plan::Policy one_plane(const LoadedModel& model) {
+  plan::Policy policy = model.policy();
+  policy.activation_planes = 1;
+  return policy;
+}
+
+std::unique_ptr<DeviceExecutor> executor_with(LoadedModel& model, const plan::Policy& policy) {
+  return std::make_unique<DeviceExecutor>(
+      model.device(), model.dims(), policy,
+      plan_memory(model.dims(), policy, model.device().info().memory_bytes, 0,
+                  {.context = 2112, .max_sequences = 4}),
+      test::tiny_n_tokens());
+}
+
+TEST(Cpu, PerplexityAndTopTokensWithActivationsOfOnePlane) {
+  for (const std::string& backend : test::cpu_backends()) {
+    LoadedModel& model = test::tiny_on(backend, KvType::bf16);
+    const auto executor = executor_with(model, one_plane(model));
+    const GoldenForced& golden = *test::tiny_goldens().forced;
+    const ForcedReport report = compare(score(*executor, golden.ids, golden.positions), golden);
+    EXPECT_NEAR(report.perplexity_ratio(), 1, 5e-3) << backend;
+    EXPECT_GE(report.top1_agreement, 186) << backend;
+  }
+}
+
+TEST(Cpu, AnswersEveryPromptWithActivationsOfOnePlane) {
+  LoadedModel& model = test::tiny_on("cpu", KvType::bf16);
+  Engine engine(executor_with(model, one_plane(model)));
+  const auto& prompts = test::tiny_goldens().prompts;
+  const GreedyReport report = run_greedy(engine, prompts, test::tiny_checkpoint().config().stop_ids);
+  EXPECT_GE(static_cast<double>(report.exact), 0.95 * static_cast<double>(report.prompts));
+}
+
 TEST(Cpu, FindsTheNeedleInALongPrompt) {
   LoadOptions options{.backend = "cpu"};
   options.memory.context = 5824;
@@ -148,9 +182,13 @@ TEST(Cpu, EveryOpAgreesWithTheReference) {
   for (const auto& [backend, kv] : backends_and_kv()) {
     SCOPED_TRACE(backend);
     LoadedModel& cpu = test::tiny_on(backend, kv);
-    for (const plan::Phase phase : {plan::Phase::prefill, plan::Phase::decode}) {
+    const std::pair<plan::Phase, plan::Policy> runs[] = {{plan::Phase::prefill, cpu.policy()},
+                                                         {plan::Phase::decode, cpu.policy()},
+                                                         {plan::Phase::prefill, one_plane(cpu)},
+                                                         {plan::Phase::decode, one_plane(cpu)}};
+    for (const auto& [phase, policy] : runs) {
       const DiffReport report =
-          diff(cpu.device(), reference.device(), cpu.dims(), cpu.policy(), prompt, {.phase = phase});
+          diff(cpu.device(), reference.device(), cpu.dims(), policy, prompt, {.phase = phase});
       EXPECT_FALSE(report.first) << report.first->line();
       EXPECT_GT(report.n_ops, 8 * 5);
       ASSERT_TRUE(report.worst);

@@ -42,6 +42,8 @@ TEST(Ablate, EveryMechanismIsMeasuredOrSaysWhyNot) {
   for (const char* id : {"P1", "P4", "D3", "D4", "D6", "D7"})
     EXPECT_TRUE(by_id[id]["gain"].is_number()) << id;
   EXPECT_FALSE(by_id["P2"]["applicable"].get<bool>());
+  EXPECT_EQ(by_id["int8"]["phase"], "prefill");
+  EXPECT_GT(by_id["int8"]["on_tok_s"].get<double>(), 0);
   // The prompt is one chunk either way.
   EXPECT_TRUE(by_id["P5"]["applicable"].get<bool>());
   EXPECT_TRUE(by_id["P5"]["gain"].is_null());
@@ -56,6 +58,18 @@ TEST(Ablate, TheTableNamesWhatDoesNotApply) {
   ASSERT_EQ(run.exit_code, 0) << run.err;
   EXPECT_NE(run.out.find("not applicable on this backend: "), std::string::npos) << run.out;
   EXPECT_NE(run.out.find("not measured: acts from a context of"), std::string::npos) << run.out;
+}
+
+TEST(Ablate, OnlyWhatIsNamedIsCompared) {
+  const auto ids_of = [](const std::string& only) {
+    const Outcome run = ablate("--prompts 16 --json --only " + only);
+    std::string ids;
+    if (run.exit_code != 0) return run.err;
+    for (const Json& row : Json::parse(run.out)) ids += row["id"].get<std::string>() + " ";
+    return ids;
+  };
+  EXPECT_EQ(ids_of("int8"), "int8 ");
+  EXPECT_EQ(ids_of("P2,int8,D5"), "P2 D5 int8 ");
 }
 
 TEST(Ablate, AMechanismThatDoesNotExistIsNamed) {

@@ -152,6 +152,9 @@ TEST(Usage, MistakesExitWith2AndOneLine) {
   expect_one_clear_line(lily("run -m 'two/li\nnes' x"), 2, "two/li\\x0anes");
   expect_one_clear_line(lily("plan --shape qwen3.6-35b-a3b --disable P9"), 2, "P9");
   expect_one_clear_line(lily("plan --shape qwen3.6-35b-a3b --device m9"), 2, "m9");
+  expect_one_clear_line(lily("plan --shape qwen3.6-35b-a3b --backend reference --activations int8"), 2,
+                        "--activations");
+  expect_one_clear_line(lily("run " + kTiny + "--activations int4 x"), 2, "int4");
   expect_one_clear_line(lily("eval " + kTiny), 2, "--goldens");
   expect_one_clear_line(lily("run " + kTiny + "--seed -1 x"), 2, "seed");
 }
@@ -209,6 +212,14 @@ TEST(Inspect, ReportsEveryTensor) {
   int64_t sum = 0;
   for (const auto& tensor : json["tensors"]) sum += tensor["bytes"].get<int64_t>();
   EXPECT_EQ(sum, 20'784'144);
+}
+
+TEST(Plan, SaysHowManyPlanesActivationsHave) {
+  const std::string plan = "plan --shape qwen3.6-35b-a3b --backend cpu ";
+  EXPECT_EQ(Json::parse(lily(plan + "--json").out)["activation_planes"], 2);
+  EXPECT_EQ(Json::parse(lily(plan + "--activations int8 --json").out)["activation_planes"], 1);
+  EXPECT_NE(lily(plan + "--activations int8").out.find("one int8 plane"), std::string::npos);
+  EXPECT_EQ(lily(plan).out.find("int8"), std::string::npos);
 }
 
 TEST(Plan, ReportsTheRealModelsBytes) {

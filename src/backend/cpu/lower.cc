@@ -30,10 +30,10 @@ int64_t reserve_worker(Lowered& op, int64_t bytes) {
 }
 
 PreparedRows::PreparedRows(const LowerContext& context, Lowered& op, plan::View x,
-                           std::optional<plan::WeightId> norm, bool quantise, plan::ValueId normed_copy)
+                           std::optional<plan::WeightId> norm, int n_planes, plan::ValueId normed_copy)
     : x_(x),
-      quantise_(quantise),
-      keep_rest_(quantise && context.plan.policy.kv == plan::KvType::f32),
+      n_planes_(n_planes),
+      keep_rest_(n_planes == 2 && context.plan.policy.kv == plan::KvType::f32),
       in_worker_(context.is_small()),
       normed_copy_(normed_copy),
       rows_bound_(plan::rows_bound(context.plan, context.plan.value(x.value))) {
@@ -44,9 +44,9 @@ PreparedRows::PreparedRows(const LowerContext& context, Lowered& op, plan::View 
     norm_ = context.weights.vector(*norm).data();
     offset_ = reserve(rows_bound_ * x.n_cols * 4);
   }
-  if (quantise) quantised_offset_ = reserve(quantised_bytes(rows_bound_, x.n_cols));
-  if (keep_rest_) rest_offset_ = reserve(quantised_bytes(rows_bound_, x.n_cols));
-  if (quantise && context.uses_matrix_unit())
+  if (n_planes > 0) quantised_offset_ = reserve(quantised_bytes(rows_bound_, x.n_cols, n_planes));
+  if (keep_rest_) rest_offset_ = reserve(quantised_bytes(rows_bound_, x.n_cols, n_planes));
+  if (n_planes > 0 && context.uses_matrix_unit())
     matrix_offset_ = reserve_worker(op, matrix_scratch_bytes(x.n_cols));
 }
 
@@ -58,9 +58,11 @@ InputRows PreparedRows::rows(const Step& step, const Worker& worker) const {
   InputRows rows;
   rows.x = norm_ != nullptr ? reinterpret_cast<const float*>(base(step, worker) + offset_) : step.data(x_);
   rows.x_stride = norm_ != nullptr ? x_.n_cols : step.stride(x_);
-  if (quantise_)
-    rows.quantised = quantised_rows(base(step, worker) + quantised_offset_, rows_bound_, x_.n_cols);
-  if (keep_rest_) rows.rest = quantised_rows(base(step, worker) + rest_offset_, rows_bound_, x_.n_cols);
+  if (n_planes_ > 0)
+    rows.quantised =
+        quantised_rows(base(step, worker) + quantised_offset_, rows_bound_, x_.n_cols, n_planes_);
+  if (keep_rest_)
+    rows.rest = quantised_rows(base(step, worker) + rest_offset_, rows_bound_, x_.n_cols, n_planes_);
   if (matrix_offset_ >= 0) rows.matrix_scratch = worker.scratch + matrix_offset_;
   return rows;
 }
@@ -73,12 +75,12 @@ void PreparedRows::fill(const Step& step, const Worker& worker, int64_t row) con
     rms_norm(x, norm_, normed, x_.n_cols);
     x = normed;
   }
-  if (quantise_) quantise_row(x, to.quantised, row);
+  if (n_planes_ > 0) quantise_row(x, to.quantised, row);
   if (keep_rest_) quantise_rest(x, to.quantised, to.rest, row);
 }
 
 void PreparedRows::add_phase(Lowered& op) const {
-  if (in_worker_ || (norm_ == nullptr && !quantise_)) return;
+  if (in_worker_ || (norm_ == nullptr && n_planes_ == 0)) return;
   add_row_phase(op, x_.value, [rows = *this](const Step& step, Worker& worker, int64_t row) {
     rows.fill(step, worker, row);
     rows.keep_normed(step, worker, row);
@@ -97,7 +99,7 @@ void PreparedRows::keep_normed_rows(const Step& step, const Worker& worker) cons
 }
 
 std::function<void(const Step&, Worker&)> PreparedRows::prepare() const {
-  if (!in_worker_ || (norm_ == nullptr && !quantise_)) return {};
+  if (!in_worker_ || (norm_ == nullptr && n_planes_ == 0)) return {};
   return [rows = *this](const Step& step, Worker& worker) {
     for (int64_t row = 0; row < step.rows(rows.x_); ++row) rows.fill(step, worker, row);
   };
@@ -131,8 +133,13 @@ std::vector<TileMatrix> matrices(const LowerContext& context, const std::vector<
   return result;
 }
 
-bool any_quantised(const std::vector<TileMatrix>& weights) {
-  return std::ranges::any_of(weights, [](const TileMatrix& w) { return w.quantised(); });
+int planes_of(const LowerContext& context, const std::vector<TileMatrix>& weights) {
+  int n_planes = 0;
+  for (const TileMatrix& w : weights)
+    if (w.quantised())
+      n_planes =
+          std::max(n_planes, w.storage == model::Storage::q8 ? 2 : context.plan.policy.activation_planes);
+  return n_planes;
 }
 
 void add_row_phase(Lowered& op, plan::ValueId row_space,

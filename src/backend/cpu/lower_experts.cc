@@ -31,7 +31,9 @@ struct Experts {
   Experts(const LowerContext& c, model::WeightId id, ValueId expanded_weight)
       : weight(c.weights.linear(id)), expanded(expanded_weight) {}
 
-  bool quantised() const { return expanded == kNoValue && weight.first.quantised(); }
+  int n_planes(const LowerContext& c) const {
+    return expanded == kNoValue ? planes_of(c, {weight.first}) : 0;
+  }
   int64_t out() const { return weight.first.rows; }
   // The shape that tiles are counted in; its bytes matter only for the size of units.
   const TileMatrix& shape() const { return weight.first; }
@@ -143,7 +145,7 @@ Lowered lower_op(const plan::NormRouter& o, const LowerContext& c) {
   Lowered op;
   const auto weights = matrices(c, {{Weight::router, o.layer}, {Weight::shared_gate, o.layer}});
   const PreparedRows rows(c, op, whole(c, o.x), plan::WeightId{Weight::post_norm, o.layer},
-                          any_quantised(weights), o.normed);
+                          planes_of(c, weights), o.normed);
   add_linear_phase(op, c, weights, rows, o.x, o.logits);
   add_router_phase(op, c, {o.logits, 0, c.dims().n_experts}, o.ids, o.weights);
   return op;
@@ -220,7 +222,7 @@ Lowered lower_op(const plan::ExpertsLinear& o, const LowerContext& c) {
   Lowered op;
   const Experts experts(c, o.weight, o.expanded);
   const bool from_tokens = o.weight.weight != Weight::expert_down;
-  const PreparedRows x(c, op, whole(c, o.x), std::nullopt, experts.quantised());
+  const PreparedRows x(c, op, whole(c, o.x), std::nullopt, experts.n_planes(c));
   const Pieces pieces(c, o.routing, experts.shape());
   x.add_phase(op);
   op.phases.push_back({[=](const Step& step) { return pieces.count(step); },
@@ -246,7 +248,7 @@ Lowered lower_op(const plan::ExpertsGateUp& o, const LowerContext& c) {
     shared_ranges = tile_ranges(c, {shared[0]});
   }
   const PreparedRows x(c, op, whole(c, o.x), std::nullopt,
-                       gate.quantised() || up.quantised() || any_quantised(shared));
+                       std::max({gate.n_planes(c), up.n_planes(c), planes_of(c, shared)}));
   const Pieces pieces(c, o.routing, gate.shape());
   x.add_phase(op);
   op.phases.push_back({[=](const Step& step) { return pieces.count(step) + std::ssize(shared_ranges); },
@@ -288,8 +290,9 @@ namespace {
 void add_combined_down(Lowered& op, const LowerContext& c, const plan::ExpertsDownCombine& o) {
   const Experts down(c, {Weight::expert_down, o.layer}, o.expanded);
   const TileMatrix shared_w = c.weights.linear({Weight::shared_down_proj, o.layer}).first;
-  const PreparedRows x(c, op, whole(c, o.x), std::nullopt, down.quantised());
-  const PreparedRows shared(c, op, whole(c, o.shared), std::nullopt, o.shared_down && shared_w.quantised());
+  const PreparedRows x(c, op, whole(c, o.x), std::nullopt, down.n_planes(c));
+  const PreparedRows shared(c, op, whole(c, o.shared), std::nullopt,
+                            o.shared_down ? planes_of(c, {shared_w}) : 0);
   const std::vector<TileRange> ranges = tile_ranges(c, {down.shape()});
   const auto n_ranges = std::ssize(ranges);
   const auto prepare_x = x.prepare(), prepare_shared = shared.prepare();
@@ -325,8 +328,9 @@ void add_combined_down(Lowered& op, const LowerContext& c, const plan::ExpertsDo
 void add_grouped_down(Lowered& op, const LowerContext& c, const plan::ExpertsDownCombine& o) {
   const Experts down(c, {Weight::expert_down, o.layer}, o.expanded);
   const TileMatrix shared_w = c.weights.linear({Weight::shared_down_proj, o.layer}).first;
-  const PreparedRows x(c, op, whole(c, o.x), std::nullopt, down.quantised());
-  const PreparedRows shared(c, op, whole(c, o.shared), std::nullopt, o.shared_down && shared_w.quantised());
+  const PreparedRows x(c, op, whole(c, o.x), std::nullopt, down.n_planes(c));
+  const PreparedRows shared(c, op, whole(c, o.shared), std::nullopt,
+                            o.shared_down ? planes_of(c, {shared_w}) : 0);
   const Pieces pieces(c, o.routing, down.shape());
   const std::vector<TileRange> shared_ranges =
       o.shared_down ? tile_ranges(c, {shared_w}) : std::vector<TileRange>();

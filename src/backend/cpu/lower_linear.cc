@@ -13,6 +13,17 @@ constexpr int64_t kUnitRows = 128;
 
 int64_t row_blocks(int64_t rows) { return (rows + kUnitRows - 1) / kUnitRows; }
 
+// What leaves a mixer has passed a gate: a few large values of a group among many small ones, which one plane
+// would lose. These projections keep two.
+int planes_of_input(const LowerContext& c, const std::vector<plan::WeightId>& ids,
+                    const std::vector<TileMatrix>& weights) {
+  const bool is_gated = std::ranges::any_of(ids, [](const plan::WeightId& id) {
+    return id.weight == model::Weight::o_proj || id.weight == model::Weight::delta_out;
+  });
+  const int n_planes = planes_of(c, weights);
+  return is_gated && n_planes == 1 ? 2 : n_planes;
+}
+
 }  // namespace
 
 void add_linear_phase(Lowered& op, const LowerContext& context, const std::vector<TileMatrix>& weights,
@@ -44,7 +55,7 @@ void add_linear_phase(Lowered& op, const LowerContext& context, const std::vecto
 Lowered lower_op(const plan::Linear& o, const LowerContext& c) {
   Lowered op;
   const auto weights = matrices(c, o.weights);
-  const PreparedRows rows(c, op, o.x, std::nullopt, any_quantised(weights));
+  const PreparedRows rows(c, op, o.x, std::nullopt, planes_of_input(c, o.weights, weights));
   add_linear_phase(op, c, weights, rows, o.x.value, o.y);
   return op;
 }
@@ -52,7 +63,7 @@ Lowered lower_op(const plan::Linear& o, const LowerContext& c) {
 Lowered lower_op(const plan::NormLinear& o, const LowerContext& c) {
   Lowered op;
   const auto weights = matrices(c, o.weights);
-  const PreparedRows rows(c, op, whole(c, o.x), o.norm, any_quantised(weights));
+  const PreparedRows rows(c, op, whole(c, o.x), o.norm, planes_of(c, weights));
   add_linear_phase(op, c, weights, rows, o.x, o.y);
   return op;
 }
@@ -60,7 +71,7 @@ Lowered lower_op(const plan::NormLinear& o, const LowerContext& c) {
 Lowered lower_op(const plan::LinearAdd& o, const LowerContext& c) {
   Lowered op;
   const auto weights = matrices(c, {o.weight});
-  const PreparedRows rows(c, op, whole(c, o.x), std::nullopt, any_quantised(weights));
+  const PreparedRows rows(c, op, whole(c, o.x), std::nullopt, planes_of_input(c, {o.weight}, weights));
   add_linear_phase(op, c, weights, rows, o.x, o.residual_out, o.residual_in);
   return op;
 }

@@ -16,9 +16,9 @@ inline plan::View whole(const LowerContext& c, plan::ValueId id) { return {id, 0
 class PreparedRows {
  public:
   // Rows of x, `cols` of them from first_col on. With `norm`, x is normalised first; all_rows_kept is where
-  // to, else nowhere that others see.
+  // to, else nowhere that others see. n_planes is what the weights need (planes_of).
   PreparedRows(const LowerContext& context, Lowered& op, plan::View x, std::optional<plan::WeightId> norm,
-               bool quantise, plan::ValueId normed_copy = plan::kNoValue);
+               int n_planes, plan::ValueId normed_copy = plan::kNoValue);
 
   // Appends the phase, if there is one.
   void add_phase(Lowered& op) const;
@@ -35,8 +35,8 @@ class PreparedRows {
 
   plan::View x_;
   const float* norm_ = nullptr;  // [cols]
-  bool quantise_ = false;
-  bool keep_rest_ = false;  // full precision: KV in fp32 was asked for (kernels/quantise.h)
+  int n_planes_ = 0;             // 0: not quantised
+  bool keep_rest_ = false;       // full precision: KV in fp32 was asked for (kernels/quantise.h)
   bool in_worker_ = false;
   plan::ValueId normed_copy_ = plan::kNoValue;
   int64_t rows_bound_ = 0;
@@ -58,7 +58,9 @@ std::vector<TileRange> tile_ranges(const LowerContext& context, const std::vecto
 int64_t tiles_per_unit(const LowerContext& context, const TileMatrix& w);
 
 std::vector<TileMatrix> matrices(const LowerContext& context, const std::vector<plan::WeightId>& ids);
-bool any_quantised(const std::vector<TileMatrix>& weights);
+// The planes of activations for products with these weights: 0 without a quantised one, else the policy's. A
+// weight of 8 bits, as the router's is, takes two always: what is chosen by it is not rounded further.
+int planes_of(const LowerContext& context, const std::vector<TileMatrix>& weights);
 
 // y = rows * W^T (+ residual) as a phase.
 void add_linear_phase(Lowered& op, const LowerContext& context, const std::vector<TileMatrix>& weights,

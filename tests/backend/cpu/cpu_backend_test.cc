@@ -412,9 +412,15 @@ TEST_P(CpuBackend, OtherDimensionsAgreeWithTheReference) {
           << "row " << row << ", chunks of " << chunk;
     }
   }
-  // Past the first split of the cache.
+  // Past the first split of the cache. With one plane of activations a row is still quantised alone.
   policy = device->policy(other);
+  policy.activation_planes = 1;
+  const auto coarse = logits_of(*device, other, policy, tokens, 600);
+  for (const int chunk : {8, 128})
+    EXPECT_TRUE(same_bits(logits_of(*device, other, policy, tokens, chunk), coarse));
+  policy.activation_planes = 2;
   const auto whole = logits_of(*device, other, policy, tokens, 600);
+  EXPECT_FALSE(same_bits(coarse, whole)) << "one plane changed nothing";
   for (const int chunk : {8, 128})
     EXPECT_TRUE(same_bits(logits_of(*device, other, policy, tokens, chunk), whole));
   const Policy unpacked = *plan::without(*plan::without(policy, Mechanism::d6), Mechanism::d7);

@@ -2,7 +2,8 @@
 // of every linear layer, in decode and in prefill.
 //
 // q4, q8: y = sum over groups of scale_x * (scale_w * D + bias_w * Q), D = sum of code * (256 p0 + p1) as an
-// exact int32 (for q8 at most 64 * 255 * 32639 < 2^29.9), Q the exact sum of the group's activations. Groups
+// exact int32 (for q8 at most 64 * 255 * 32639 < 2^29.9), Q the exact sum of the group's activations. q4 also
+// takes rows of one plane, D = sum of code * p0: half the products. Groups
 // are folded in rising order with one chain of fp32 FMAs per output, so a row's result does not depend on how
 // many rows run beside it, and is the same in decode and prefill. bf16: y = sum of w * x in fp32, four
 // partial sums by column mod 4.
@@ -111,17 +112,19 @@ HWY_INLINE VecI32 broadcast4(const int8_t* p) {
   return hn::Set(TileI32(), word);
 }
 
-// y += scale_x * (scale_w * (256 high + low) + bias_w * sum_x), for the 16 rows' lanes of one part.
+// y += scale_x * (scale_w * (256 high + low) + bias_w * sum_x), for the 16 rows' lanes of one part; of one
+// plane the sum is `high`.
+template <int kPlanes>
 HWY_INLINE VecF32 fold_group(VecF32 y, VecI32 high, VecI32 low, VecU32 scale_line, GroupScale x) {
   const TileF32 d;
-  const auto total = hn::ConvertTo(d, hn::Add(hn::ShiftLeft<8>(high), low));
+  const auto total = hn::ConvertTo(d, kPlanes == 1 ? high : hn::Add(hn::ShiftLeft<8>(high), low));
   const auto scale = hn::BitCast(d, hn::ShiftLeft<16>(scale_line));
   const auto bias = hn::BitCast(d, hn::And(scale_line, hn::Set(TileU32(), 0xffff0000u)));
   const auto group = hn::MulAdd(scale, total, hn::Mul(bias, hn::Set(d, x.sum)));
   return hn::MulAdd(group, hn::Set(d, x.scale), y);
 }
 
-template <int kRows>
+template <int kRows, int kPlanes>
 HWY_NOINLINE void dot_tile_q4(const uint8_t* HWY_RESTRICT tile, int64_t n_groups, const RowRef* rows,
                               float (*HWY_RESTRICT out)[16]) {
   const TileF32 df;
@@ -150,11 +153,11 @@ HWY_NOINLINE void dot_tile_q4(const uint8_t* HWY_RESTRICT tile, int64_t n_groups
           const auto even = hn::And(words, nibble);
           const auto odd = hn::And(hn::ShiftRight<4>(words), nibble);
           for (int r = 0; r < kRows; ++r) {
-            const int8_t* x = rows[r].planes + group * 128 + 8 * line;
+            const int8_t* x = rows[r].planes + group * (64 * kPlanes) + 8 * line;
             p_high[r] = add_dot4(p_high[r], even, broadcast4(x));
-            p_low[r] = add_dot4(p_low[r], even, broadcast4(x + 64));
+            if constexpr (kPlanes == 2) p_low[r] = add_dot4(p_low[r], even, broadcast4(x + 64));
             p_high[r] = add_dot4(p_high[r], odd, broadcast4(x + 4));
-            p_low[r] = add_dot4(p_low[r], odd, broadcast4(x + 68));
+            if constexpr (kPlanes == 2) p_low[r] = add_dot4(p_low[r], odd, broadcast4(x + 68));
           }
         }
         for (int r = 0; r < kRows; ++r) {
@@ -164,7 +167,7 @@ HWY_NOINLINE void dot_tile_q4(const uint8_t* HWY_RESTRICT tile, int64_t n_groups
       }
       const auto scale_line = hn::Load(du, reinterpret_cast<const uint32_t*>(lines + 8 * 64));
       for (int r = 0; r < kRows; ++r)
-        y[part][r] = fold_group(y[part][r], high[r], low[r], scale_line, rows[r].scales[group]);
+        y[part][r] = fold_group<kPlanes>(y[part][r], high[r], low[r], scale_line, rows[r].scales[group]);
     }
   }
   for (int part = 0; part < kParts; ++part)
@@ -174,7 +177,7 @@ HWY_NOINLINE void dot_tile_q4(const uint8_t* HWY_RESTRICT tile, int64_t n_groups
 #if HWY_TARGET == HWY_AVX3_DL
 // Two tiles at a time share the loads of the activations, which bound the loop above for many rows. Same
 // sums.
-template <int kRows>
+template <int kRows, int kPlanes>
 HWY_NOINLINE void dot_two_tiles_q4(const uint8_t* HWY_RESTRICT a, const uint8_t* HWY_RESTRICT b,
                                    int64_t n_groups, const RowRef* rows, float (*HWY_RESTRICT out_a)[16],
                                    float (*HWY_RESTRICT out_b)[16]) {
@@ -193,26 +196,30 @@ HWY_NOINLINE void dot_two_tiles_q4(const uint8_t* HWY_RESTRICT a, const uint8_t*
       const auto even_a = hn::And(words_a, nibble), odd_a = hn::And(hn::ShiftRight<4>(words_a), nibble);
       const auto even_b = hn::And(words_b, nibble), odd_b = hn::And(hn::ShiftRight<4>(words_b), nibble);
       for (int r = 0; r < kRows; ++r) {
-        const int8_t* x = rows[r].planes + group * 128 + 8 * line;
+        const int8_t* x = rows[r].planes + group * (64 * kPlanes) + 8 * line;
         auto plane = broadcast4(x);
         high_a[r] = add_dot4(high_a[r], even_a, plane);
         high_b[r] = add_dot4(high_b[r], even_b, plane);
-        plane = broadcast4(x + 64);
-        low_a[r] = add_dot4(low_a[r], even_a, plane);
-        low_b[r] = add_dot4(low_b[r], even_b, plane);
+        if constexpr (kPlanes == 2) {
+          plane = broadcast4(x + 64);
+          low_a[r] = add_dot4(low_a[r], even_a, plane);
+          low_b[r] = add_dot4(low_b[r], even_b, plane);
+        }
         plane = broadcast4(x + 4);
         high_a[r] = add_dot4(high_a[r], odd_a, plane);
         high_b[r] = add_dot4(high_b[r], odd_b, plane);
-        plane = broadcast4(x + 68);
-        low_a[r] = add_dot4(low_a[r], odd_a, plane);
-        low_b[r] = add_dot4(low_b[r], odd_b, plane);
+        if constexpr (kPlanes == 2) {
+          plane = broadcast4(x + 68);
+          low_a[r] = add_dot4(low_a[r], odd_a, plane);
+          low_b[r] = add_dot4(low_b[r], odd_b, plane);
+        }
       }
     }
     const auto scales_a = hn::Load(du, reinterpret_cast<const uint32_t*>(a + 8 * 64));
     const auto scales_b = hn::Load(du, reinterpret_cast<const uint32_t*>(b + 8 * 64));
     for (int r = 0; r < kRows; ++r) {
-      y_a[r] = fold_group(y_a[r], high_a[r], low_a[r], scales_a, rows[r].scales[group]);
-      y_b[r] = fold_group(y_b[r], high_b[r], low_b[r], scales_b, rows[r].scales[group]);
+      y_a[r] = fold_group<kPlanes>(y_a[r], high_a[r], low_a[r], scales_a, rows[r].scales[group]);
+      y_b[r] = fold_group<kPlanes>(y_b[r], high_b[r], low_b[r], scales_b, rows[r].scales[group]);
     }
   }
   for (int r = 0; r < kRows; ++r) {
@@ -273,7 +280,7 @@ HWY_NOINLINE void dot_tile_q8(const uint8_t* HWY_RESTRICT tile, int64_t n_groups
       }
       const auto scale_line = hn::Load(du, reinterpret_cast<const uint32_t*>(lines + 16 * 64));
       for (int r = 0; r < kRows; ++r)
-        y[part][r] = fold_group(y[part][r], high[r], low[r], scale_line, rows[r].scales[group]);
+        y[part][r] = fold_group<2>(y[part][r], high[r], low[r], scale_line, rows[r].scales[group]);
     }
   }
   for (int part = 0; part < kParts; ++part)
@@ -313,7 +320,8 @@ template <int kRows>
 HWY_INLINE void dot_tile(const TileMatrix& w, const uint8_t* tile, const RowRef* rows, float (*out)[16]) {
   switch (w.storage) {
     case model::Storage::q4:
-      return dot_tile_q4<kRows>(tile, w.cols / model::kQuantGroup, rows, out);
+      if (rows[0].n_planes == 1) return dot_tile_q4<kRows, 1>(tile, w.cols / model::kQuantGroup, rows, out);
+      return dot_tile_q4<kRows, 2>(tile, w.cols / model::kQuantGroup, rows, out);
     case model::Storage::q8:
       return dot_tile_q8<kRows>(tile, w.cols / model::kQuantGroup, rows, out);
     default:
@@ -357,6 +365,24 @@ HWY_INLINE void dot_tile_rows(const TileMatrix& w, int64_t tile_index, const Row
   }
 }
 
+#if HWY_TARGET == HWY_AVX3_DL
+// As many of the rows as make passes of two or more; returns how many.
+template <int kPlanes>
+HWY_INLINE int dot_two_tiles_passes(const uint8_t* a, const uint8_t* b, int64_t n_groups, const RowRef* rows,
+                                    int n_rows, float (*out_a)[16], float (*out_b)[16]) {
+  // One plane leaves the registers for twice the rows.
+  constexpr int kPass = kPlanes == 1 ? 8 : 4;
+  int r = 0;
+  for (; n_rows - r >= kPass; r += kPass)
+    dot_two_tiles_q4<kPass, kPlanes>(a, b, n_groups, rows + r, out_a + r, out_b + r);
+  for (; n_rows - r >= 4; r += 4)
+    dot_two_tiles_q4<4, kPlanes>(a, b, n_groups, rows + r, out_a + r, out_b + r);
+  if (n_rows - r == 3) dot_two_tiles_q4<3, kPlanes>(a, b, n_groups, rows + r, out_a + r, out_b + r);
+  if (n_rows - r == 2) dot_two_tiles_q4<2, kPlanes>(a, b, n_groups, rows + r, out_a + r, out_b + r);
+  return n_rows - r == 1 ? r : n_rows;
+}
+#endif
+
 // The same for two tiles, of one weight or of two of equal shape.
 HWY_INLINE void dot_two_tiles_rows(const TileMatrix& w_a, int64_t tile_a, const TileMatrix& w_b,
                                    int64_t tile_b, const RowRef* rows, int n_rows, float (*out_a)[16],
@@ -364,13 +390,12 @@ HWY_INLINE void dot_two_tiles_rows(const TileMatrix& w_a, int64_t tile_a, const 
 #if HWY_TARGET == HWY_AVX3_DL
   if (w_a.storage == model::Storage::q4 && w_b.storage == model::Storage::q4) {
     const int64_t n_groups = w_a.cols / model::kQuantGroup;
-    for (; n_rows >= 4; n_rows -= 4, rows += 4, out_a += 4, out_b += 4)
-      dot_two_tiles_q4<4>(w_a.tile(tile_a), w_b.tile(tile_b), n_groups, rows, out_a, out_b);
-    if (n_rows == 3)
-      return dot_two_tiles_q4<3>(w_a.tile(tile_a), w_b.tile(tile_b), n_groups, rows, out_a, out_b);
-    if (n_rows == 2)
-      return dot_two_tiles_q4<2>(w_a.tile(tile_a), w_b.tile(tile_b), n_groups, rows, out_a, out_b);
-    if (n_rows == 0) return;
+    const uint8_t *a = w_a.tile(tile_a), *b = w_b.tile(tile_b);
+    const int n_done = rows[0].n_planes == 1
+                           ? dot_two_tiles_passes<1>(a, b, n_groups, rows, n_rows, out_a, out_b)
+                           : dot_two_tiles_passes<2>(a, b, n_groups, rows, n_rows, out_a, out_b);
+    if (n_done == n_rows) return;
+    rows += n_done, out_a += n_done, out_b += n_done, n_rows -= n_done;
   }
 #endif
   dot_tile_rows(w_a, tile_a, rows, n_rows, out_a);

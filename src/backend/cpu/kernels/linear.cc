@@ -59,8 +59,9 @@ int64_t matrix_rows(const TileMatrix& w, const InputRows& x, int64_t n_rows) {
 // Activation rows and the codes of some tiles as the matrix unit wants them.
 class MatrixOperands {
  public:
-  MatrixOperands(std::byte* scratch, int64_t n_groups)
+  MatrixOperands(std::byte* scratch, int64_t n_groups, int n_planes)
       : n_groups_(n_groups),
+        n_planes_(n_planes),
         codes_(reinterpret_cast<uint8_t*>(scratch)),
         planes_(reinterpret_cast<int8_t*>(codes_ + kMatrixTiles * n_groups * 1024)),
         scales_(reinterpret_cast<float*>(planes_ + kMatrixBlock * n_groups * 128)),
@@ -72,9 +73,9 @@ class MatrixOperands {
       const RowRef row = x.row(first + std::min(i, n_rows - 1));
       const int64_t block = i / kMatrixRows * n_groups_, r = i % kMatrixRows;
       for (int64_t group = 0; group < n_groups_; ++group) {
-        int8_t* to = planes_ + ((block + group) * 2 * kMatrixRows + r) * 64;
-        std::memcpy(to, row.planes + group * 128, 64);
-        std::memcpy(to + kMatrixRows * 64, row.planes + group * 128 + 64, 64);
+        int8_t* to = planes_ + ((block + group) * n_planes_ * kMatrixRows + r) * 64;
+        for (int64_t plane = 0; plane < n_planes_; ++plane)
+          std::memcpy(to + plane * kMatrixRows * 64, row.planes + (group * n_planes_ + plane) * 64, 64);
         scales_[(block + group) * kMatrixRows + r] = row.scales[group].scale;
         sums_[(block + group) * kMatrixRows + r] = row.scales[group].sum;
       }
@@ -82,8 +83,8 @@ class MatrixOperands {
   }
   MatrixRows rows(int64_t block) const {
     block *= n_groups_;
-    return {planes_ + block * 2 * kMatrixRows * 64, scales_ + block * kMatrixRows,
-            sums_ + block * kMatrixRows};
+    return {planes_ + block * n_planes_ * kMatrixRows * 64, scales_ + block * kMatrixRows,
+            sums_ + block * kMatrixRows, n_planes_};
   }
   MatrixTile tile(int i, const uint8_t* packed) {
     uint8_t* codes = codes_ + i * n_groups_ * 1024;
@@ -93,8 +94,9 @@ class MatrixOperands {
 
  private:
   const int64_t n_groups_;
+  const int n_planes_;
   uint8_t* const codes_;  // [kMatrixTiles][n_groups][1024]
-  int8_t* const planes_;  // [kMatrixBlock / 16][n_groups][2][16][64]
+  int8_t* const planes_;  // [kMatrixBlock / 16][n_groups][n_planes][16][64]
   float* const scales_;   // [kMatrixBlock / 16][n_groups][16]
   float* const sums_;     // likewise
 };
@@ -105,7 +107,7 @@ template <class TilesOf, class Emit>
 void multiply_pairs(const InputRows& x, int64_t n_rows, int64_t n_groups, int64_t n_pairs, TilesOf tiles_of,
                     Emit emit) {
   alignas(64) float out[kMatrixTiles][kMatrixRows][16];
-  MatrixOperands operands(x.matrix_scratch, n_groups);
+  MatrixOperands operands(x.matrix_scratch, n_groups, x.quantised.n_planes);
   MatrixUnit unit;
   for (int64_t first = 0; first < n_rows; first += kMatrixBlock) {
     const int64_t n = std::min(kMatrixBlock, n_rows - first);

@@ -33,6 +33,7 @@ struct TileMatrix {
 struct RowRef {
   const int8_t* planes = nullptr;      // q4, q8
   const GroupScale* scales = nullptr;  // q4, q8
+  int n_planes = 2;                    // q4: the same for all rows of a call; q8 has no loop for one
   const float* x = nullptr;            // bf16
   // What the planes leave over, in planes of its own, or null (quantise.h).
   const int8_t* rest_planes = nullptr;
@@ -72,7 +73,7 @@ struct InputRows {
   int64_t source(int64_t i) const { return ids != nullptr ? ids[i] / per_row : i; }
   RowRef row(int64_t i) const {
     const int64_t from = source(i);
-    RowRef row{.x = x + from * x_stride};
+    RowRef row{.n_planes = quantised.n_planes, .x = x + from * x_stride};
     if (quantised.planes != nullptr) {
       row.planes = quantised.row_planes(from);
       row.scales = quantised.row_scales(from);

@@ -49,38 +49,40 @@ inline void order() { std::atomic_signal_fence(std::memory_order_seq_cst); }
 constexpr int64_t kGroupsAhead = 2;
 
 // Integer sums of a group for 16 rows, by plane.
+template <int kPlanes>
 struct alignas(64) Sums {
-  int32_t high[16][16];
-  int32_t low[16][16];
+  int32_t of[kPlanes][16][16];
 };
 
+template <int kPlanes>
 LILY_AMX inline __attribute__((always_inline)) void sum_group(const uint8_t* codes, const int8_t* planes,
-                                                              Sums& sums) {
+                                                              Sums<kPlanes>& sums) {
   order();
   _tile_zero(0);
-  _tile_zero(1);
+  if constexpr (kPlanes == 2) _tile_zero(1);
   _tile_loadd(4, codes, 64);
   _tile_loadd(5, planes, 64);
-  _tile_loadd(6, planes + 1024, 64);
+  if constexpr (kPlanes == 2) _tile_loadd(6, planes + 1024, 64);
   _tile_dpbsud(0, 5, 4);
-  _tile_dpbsud(1, 6, 4);
-  _tile_stored(0, sums.high, 64);
-  _tile_stored(1, sums.low, 64);
+  if constexpr (kPlanes == 2) _tile_dpbsud(1, 6, 4);
+  _tile_stored(0, sums.of[0], 64);
+  if constexpr (kPlanes == 2) _tile_stored(1, sums.of[1], 64);
   order();
 }
 
 // Adds groups [first, last) of a tile to out; from zero where first is 0.
+template <int kPlanes>
 LILY_AMX void multiply_groups(const MatrixTile& tile, int64_t first, int64_t last, const MatrixRows& rows,
                               float (*out)[16]) {
   constexpr int64_t kGroupBytes = 9 * 64;
-  Sums sums[kGroupsAhead];
+  Sums<kPlanes> sums[kGroupsAhead];
   for (int64_t group = first; group < last; ++group)
-    sum_group(tile.codes + group * 1024, rows.planes + group * 2048, sums[group - first]);
+    sum_group(tile.codes + group * 1024, rows.planes + group * (1024 * kPlanes), sums[group - first]);
   __m512 y[16];
 #pragma GCC unroll 16
   for (int r = 0; r < 16; ++r) y[r] = first == 0 ? _mm512_setzero_ps() : _mm512_load_ps(out[r]);
   for (int64_t group = first; group < last; ++group) {
-    const Sums& s = sums[group - first];
+    const Sums<kPlanes>& s = sums[group - first];
     const __m512i scale_line = _mm512_load_si512(tile.packed + group * kGroupBytes + 8 * 64);
     const __m512 scale = _mm512_castsi512_ps(_mm512_slli_epi32(scale_line, 16));
     const __m512 bias = _mm512_castsi512_ps(_mm512_and_si512(scale_line, _mm512_set1_epi32(-65536)));
@@ -88,8 +90,10 @@ LILY_AMX void multiply_groups(const MatrixTile& tile, int64_t first, int64_t las
     const float* x_sums = rows.sums + group * 16;
 #pragma GCC unroll 16
     for (int r = 0; r < 16; ++r) {
-      const __m512i high = _mm512_load_si512(s.high[r]), low = _mm512_load_si512(s.low[r]);
-      const __m512 total = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 8), low));
+      __m512i sum = _mm512_load_si512(s.of[0][r]);
+      if constexpr (kPlanes == 2)
+        sum = _mm512_add_epi32(_mm512_slli_epi32(sum, 8), _mm512_load_si512(s.of[1][r]));
+      const __m512 total = _mm512_cvtepi32_ps(sum);
       const __m512 folded = _mm512_fmadd_ps(scale, total, _mm512_mul_ps(bias, _mm512_set1_ps(x_sums[r])));
       y[r] = _mm512_fmadd_ps(folded, _mm512_set1_ps(x_scales[r]), y[r]);
     }
@@ -141,9 +145,10 @@ void MatrixUnit::unpack_codes(const uint8_t* tile, int64_t n_groups, uint8_t* co
 
 void MatrixUnit::multiply(std::span<const MatrixTile> tiles, int64_t n_groups, const MatrixRows& rows,
                           float (*out)[16][16]) {
+  const auto groups = rows.n_planes == 1 ? multiply_groups<1> : multiply_groups<2>;
   for (int64_t first = 0; first < n_groups; first += kGroupsAhead)
     for (size_t i = 0; i < tiles.size(); ++i)
-      multiply_groups(tiles[i], first, std::min(first + kGroupsAhead, n_groups), rows, out[i]);
+      groups(tiles[i], first, std::min(first + kGroupsAhead, n_groups), rows, out[i]);
 }
 
 int64_t MatrixUnit::run_products(int64_t n) {

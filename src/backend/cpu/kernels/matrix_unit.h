@@ -5,7 +5,7 @@
 // pack/cpu_tiles.h and quantise.h are those of the unit's operands, a group of 64 columns is one product of
 // 16 x 64 with 64 x 16. Integer sums are exact and groups are folded as in dot_tile-inl.h, so the results are
 // those of the vector path to the bit. Bound by folding (about six vector operations for 16 outputs of a
-// group and row), not by the products.
+// group and row, four with one plane), not by the products.
 #pragma once
 
 #include <cstdint>
@@ -24,9 +24,10 @@ inline constexpr int kMatrixTiles = 4;
 
 // 16 quantised rows, 64-byte aligned.
 struct MatrixRows {
-  const int8_t* planes = nullptr;  // [n_groups][2][16][64]
+  const int8_t* planes = nullptr;  // [n_groups][n_planes][16][64]
   const float* scales = nullptr;   // [n_groups][16]
   const float* sums = nullptr;     // [n_groups][16]
+  int n_planes = 2;                // or 1
 };
 
 // A q4 tile as it is packed, and its codes as bytes.

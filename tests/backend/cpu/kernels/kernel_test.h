@@ -129,12 +129,12 @@ struct TestRows {
   Aligned<std::byte> memory;
   QuantisedRows quantised;
 
-  TestRows(int64_t n_rows, int64_t n_cols, std::vector<float> values)
+  TestRows(int64_t n_rows, int64_t n_cols, std::vector<float> values, int n_planes = 2)
       : rows(n_rows),
         cols(n_cols),
         x(std::move(values)),
-        memory(quantised_bytes(n_rows, n_cols)),
-        quantised(quantised_rows(memory.data(), n_rows, n_cols)) {
+        memory(quantised_bytes(n_rows, n_cols, n_planes)),
+        quantised(quantised_rows(memory.data(), n_rows, n_cols, n_planes)) {
     for (int64_t r = 0; r < rows; ++r) quantise_row(x.data() + r * cols, quantised, r);
   }
   TestRows(const TestRows&) = delete;

@@ -21,6 +21,46 @@ int64_t column_of(int64_t byte) {
   return byte / 8 * 8 + kOrder[byte % 8];
 }
 
+// The integer that stands for byte `i` of a group.
+int64_t code_of(const QuantisedRows& rows, int64_t row, int64_t group, int64_t i) {
+  const int8_t* p = rows.row_planes(row) + group * rows.group_bytes();
+  return rows.n_planes == 1 ? p[i] : 256 * p[i] + p[64 + i];
+}
+
+// The values that the planes of rows stand for.
+std::vector<double> held(const TestRows& rows) {
+  std::vector<double> x(static_cast<size_t>(rows.rows * rows.cols));
+  for (int64_t r = 0; r < rows.rows; ++r)
+    for (int64_t i = 0; i < rows.cols; ++i)
+      x[static_cast<size_t>(r * rows.cols + i / 64 * 64 + column_of(i % 64))] =
+          static_cast<double>(rows.quantised.row_scales(r)[i / 64].scale) *
+          static_cast<double>(code_of(rows.quantised, r, i / 64, i % 64));
+  return x;
+}
+
+TEST_P(Quantise, OnePlaneErrsByAtMostHalfAStepOfTheGroup) {
+  std::mt19937 random(19);
+  const TestRows rows(3, 256, random_floats(3 * 256, random, 3), 1);
+  const std::vector<double> x = held(rows);
+  for (int64_t r = 0; r < rows.rows; ++r)
+    for (int64_t g = 0; g < 4; ++g) {
+      const auto first = static_cast<size_t>(r * 256 + g * 64);
+      double peak = 0;
+      int64_t sum = 0, largest = 0;
+      for (size_t i = 0; i < 64; ++i) peak = std::max(peak, std::abs(double{rows.x[first + i]}));
+      for (int64_t i = 0; i < 64; ++i) {
+        const int64_t code = code_of(rows.quantised, r, g, i);
+        sum += code;
+        largest = std::max(largest, std::abs(code));
+        // Half a step, and the rounding of the fp32 scale, its inverse and the product.
+        EXPECT_LE(std::abs(x[first + static_cast<size_t>(i)] - rows.x[first + static_cast<size_t>(i)]),
+                  peak / kOnePlaneMax * 0.5 + 4 * kEps * peak);
+      }
+      EXPECT_EQ(largest, kOnePlaneMax) << "the largest value uses the whole range";
+      EXPECT_EQ(rows.quantised.row_scales(r)[g].sum, static_cast<float>(sum));
+    }
+}
+
 TEST_P(Quantise, ErrsByAtMostHalfAStepOfTheGroup) {
   std::mt19937 random(1);
   const TestRows rows(3, 256, random_floats(3 * 256, random, 3));
@@ -59,8 +99,8 @@ TEST_P(Quantise, ExtremesUseTheWholeRange) {
 TEST_P(Quantise, TheRestMakesARowExactToItsLastBits) {
   std::mt19937 random(3);
   const TestRows rows(2, 128, random_floats(2 * 128, random, 5));
-  Aligned<std::byte> memory(quantised_bytes(2, 128));
-  const QuantisedRows rest = quantised_rows(memory.data(), 2, 128);
+  Aligned<std::byte> memory(quantised_bytes(2, 128, 2));
+  const QuantisedRows rest = quantised_rows(memory.data(), 2, 128, 2);
   for (int64_t r = 0; r < 2; ++r) {
     quantise_rest(rows.x.data() + r * 128, rows.quantised, rest, r);
     for (int64_t i = 0; i < 128; ++i) {
@@ -82,9 +122,11 @@ TEST_P(Quantise, TheRestMakesARowExactToItsLastBits) {
 
 TEST_P(Quantise, ZeroAndSubnormalGroupsGiveZeroPlanes) {
   for (float value : {0.0f, 1e-42f}) {
-    const TestRows rows(1, 64, std::vector<float>(64, value));
-    for (int i = 0; i < 128; ++i) EXPECT_EQ(rows.quantised.row_planes(0)[i], 0);
-    EXPECT_EQ(rows.quantised.row_scales(0)[0].sum, 0);
+    for (int n_planes : {1, 2}) {
+      const TestRows rows(1, 64, std::vector<float>(64, value), n_planes);
+      for (int i = 0; i < 64 * n_planes; ++i) EXPECT_EQ(rows.quantised.row_planes(0)[i], 0);
+      EXPECT_EQ(rows.quantised.row_scales(0)[0].sum, 0);
+    }
   }
 }
 
@@ -95,16 +137,19 @@ TEST_P(Quantise, WhatIsNotFiniteReachesEveryOutput) {
        {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(), kPoison}) {
     auto x = random_floats(128, random);
     x[77] = bad;
-    const TestRows rows(1, 128, x);
-    std::vector<float> y(16);
-    linear_tiles(w.matrix(), 0, 1, rows.input(), 1, {y.data(), 16, 0, nullptr});
-    for (float v : y) EXPECT_TRUE(std::isnan(v));
+    for (int n_planes : {1, 2}) {
+      const TestRows rows(1, 128, x, n_planes);
+      std::vector<float> y(16);
+      linear_tiles(w.matrix(), 0, 1, rows.input(), 1, {y.data(), 16, 0, nullptr});
+      for (float v : y) EXPECT_TRUE(std::isnan(v));
+    }
   }
 }
 
 // The tolerance of a dot product: activations are rounded to two planes (half a step of each group's peak)
-// and the fp32 fold makes a few roundings a group on terms that the group's magnitudes bound.
-double tolerance(const TestWeight& w, int64_t out, const float* x) {
+// and the fp32 fold makes a few roundings a group on terms that the group's magnitudes bound. A product with
+// what the planes hold has the fold's roundings only.
+double tolerance(const TestWeight& w, int64_t out, const float* x, bool of_held) {
   double total = 0;
   const bool q = w.storage != Storage::bf16;
   double magnitude = 0, planes = 0;
@@ -121,17 +166,21 @@ double tolerance(const TestWeight& w, int64_t out, const float* x) {
     magnitude += q ? 64 * peak * 0.5 : largest_term;
   }
   total =
-      (q ? planes : 0) +
+      (q && !of_held ? planes : 0) +
       magnitude * kEps * (q ? 4.0 + static_cast<double>(w.cols) / 64 : static_cast<double>(w.cols) / 4 + 3);
   return total;
 }
 
-void check_linear(Storage storage, int64_t n_out, int64_t cols, int64_t n_rows) {
+// Two planes against the exact rows. One plane, whose rounding would hide everything else, against what it
+// holds.
+void check_linear(Storage storage, int64_t n_out, int64_t cols, int64_t n_rows, int n_planes = 2) {
   SCOPED_TRACE(testing::Message() << "storage " << static_cast<int>(storage) << " [" << n_out << ", " << cols
-                                  << "] x " << n_rows << " rows");
+                                  << "] x " << n_rows << " rows of " << n_planes << " planes");
   std::mt19937 random(static_cast<uint32_t>(n_out * 31 + cols * 7 + n_rows));
   const TestWeight w(storage, n_out, cols, random);
-  const TestRows rows(n_rows, cols, random_floats(n_rows * cols, random));
+  const TestRows rows(n_rows, cols, random_floats(n_rows * cols, random), n_planes);
+  const std::vector<double> exact =
+      n_planes == 1 ? held(rows) : std::vector<double>(rows.x.begin(), rows.x.end());
   std::vector<float> y(static_cast<size_t>(n_rows * n_out), kPoison);
   linear_tiles(w.matrix(), 0, w.matrix().n_tiles(), rows.input(), n_rows, {y.data(), n_out, 0, nullptr});
   Worst worst;
@@ -139,8 +188,9 @@ void check_linear(Storage storage, int64_t n_out, int64_t cols, int64_t n_rows) 
     const float* x = rows.x.data() + r * cols;
     for (int64_t o = 0; o < n_out; ++o) {
       double want = 0;
-      for (int64_t c = 0; c < cols; ++c) want += w.at(o, c) * x[c];
-      worst.see(r * n_out + o, y[static_cast<size_t>(r * n_out + o)], want, tolerance(w, o, x));
+      for (int64_t c = 0; c < cols; ++c) want += w.at(o, c) * exact[static_cast<size_t>(r * cols + c)];
+      worst.see(r * n_out + o, y[static_cast<size_t>(r * n_out + o)], want,
+                tolerance(w, o, x, n_planes == 1));
     }
   }
   LILY_EXPECT_CLOSE(worst);
@@ -149,7 +199,8 @@ void check_linear(Storage storage, int64_t n_out, int64_t cols, int64_t n_rows) 
 TEST_P(LinearTiles, AgreesWithDoublePrecisionForEveryRowCount) {
   for (Storage storage : {Storage::q4, Storage::q8, Storage::bf16})
     for (int64_t n_rows = 1; n_rows <= 17; ++n_rows) check_linear(storage, 32, 128, n_rows);
-  check_linear(Storage::q4, 16, 64, 65);
+  for (int64_t n_rows = 1; n_rows <= 17; ++n_rows) check_linear(Storage::q4, 48, 128, n_rows, 1);
+  for (int n_planes : {1, 2}) check_linear(Storage::q4, 16, 64, 65, n_planes);
 }
 
 TEST_P(LinearTiles, AgreesWithDoublePrecisionForTheModelsWidths) {
@@ -172,9 +223,11 @@ TEST_P(LinearTiles, WritesNoFurtherThanTheLastOutputRow) {
 
 TEST_P(LinearTiles, ARowDoesNotDependOnItsNeighbours) {
   std::mt19937 random(6);
-  for (Storage storage : {Storage::q4, Storage::q8, Storage::bf16}) {
+  const std::pair<Storage, int> forms[] = {
+      {Storage::q4, 1}, {Storage::q4, 2}, {Storage::q8, 2}, {Storage::bf16, 2}};
+  for (const auto& [storage, n_planes] : forms) {
     const TestWeight w(storage, 48, 512, random);
-    const TestRows rows(70, 512, random_floats(70 * 512, random));
+    const TestRows rows(70, 512, random_floats(70 * 512, random), n_planes);
     std::vector<float> together(70 * 48), alone(48);
     linear_tiles(w.matrix(), 0, 3, rows.input(), 70, {together.data(), 48, 0, nullptr});
     for (int64_t r : {0, 1, 7, 8, 63, 64, 69}) {
@@ -215,9 +268,10 @@ TEST_P(LinearTiles, TheResidualIsAddedOnce) {
 
 TEST_P(LinearTiles, GateUpIsSiluOfTheOneTimesTheOther) {
   std::mt19937 random(14);
-  for (int64_t n_rows : {1, 3, 9}) {
+  const std::pair<int64_t, int> sizes[] = {{1, 2}, {3, 2}, {9, 2}, {1, 1}, {9, 1}, {15, 1}};
+  for (const auto& [n_rows, n_planes] : sizes) {
     const TestWeight gate(Storage::q4, 64, 256, random), up(Storage::q4, 64, 256, random);
-    const TestRows rows(n_rows, 256, random_floats(n_rows * 256, random, 4));
+    const TestRows rows(n_rows, 256, random_floats(n_rows * 256, random, 4), n_planes);
     const auto n = static_cast<size_t>(n_rows * 64);
     std::vector<float> g(n), u(n), y(n, kPoison);
     linear_tiles(gate.matrix(), 0, 4, rows.input(), n_rows, {g.data(), 64, 0, nullptr});
@@ -252,7 +306,9 @@ TEST_P(LinearTiles, AgreesWithDoublePrecisionForTheRealPlansWeights) {
     const int64_t n_out = spec.shape[spec.shape.size() - 2], cols = spec.shape.back();
     const int64_t few = std::min<int64_t>(n_out, 32 + n_out % 32);
     const Storage storage = model::published_storage(spec.id.weight);
-    if (seen.emplace(storage, few, cols).second) check_linear(storage, few, cols, 18);
+    if (!seen.emplace(storage, few, cols).second) continue;
+    check_linear(storage, few, cols, 18);
+    if (storage == Storage::q4) check_linear(storage, few, cols, 18, 1);
   }
   EXPECT_GE(seen.size(), 4u);
 }
@@ -262,16 +318,19 @@ TEST(MatrixUnit, GivesTheBitsOfTheVectorPath) {
   if (!matrix_unit_present() || current_target() != SimdTarget::avx512_vnni)
     GTEST_SKIP() << "this processor has no AMX, or the system does not grant it";
   std::mt19937 random(17);
-  for (const int64_t cols : {64, 128, 512, 2048, 4096}) {
+  const std::pair<int64_t, int> forms[] = {{64, 2}, {128, 2}, {512, 2}, {2048, 2}, {4096, 2},
+                                           {64, 1}, {128, 1}, {512, 1}, {2048, 1}, {4096, 1}};
+  for (const auto& [cols, n_planes] : forms) {
     const TestWeight w(Storage::q4, 16 * 7 + 5, cols, random), up(Storage::q4, 16 * 7 + 5, cols, random);
     const int64_t n_out = w.rows, n_tiles = w.matrix().n_tiles();
-    const TestRows rows(80, cols, random_floats(80 * cols, random));
+    const TestRows rows(80, cols, random_floats(80 * cols, random), n_planes);
     Aligned<std::byte> scratch(matrix_scratch_bytes(cols));
     std::vector<int32_t> ids(80);
     for (int32_t& id : ids) id = static_cast<int32_t>(random() % (80 * 8));
     for (const int64_t n_rows : {5, 6, 15, 16, 17, 22, 64, 65, 80}) {
       for (const bool by_id : {false, true}) {
-        SCOPED_TRACE(testing::Message() << cols << " columns, " << n_rows << " rows, by id " << by_id);
+        SCOPED_TRACE(testing::Message() << cols << " columns, " << n_rows << " rows of " << n_planes
+                                        << " planes, by id " << by_id);
         InputRows in = rows.input();
         if (by_id) {
           in.ids = ids.data();
@@ -315,16 +374,17 @@ TEST(MatrixUnit, WhatIsNotFiniteReachesEveryOutputOfItsRowAlone) {
 
 TEST(LinearTargets, TargetsWithFusedMultiplyAddAgreeToTheBit) {
   std::mt19937 random(16);
-  for (Storage storage : {Storage::q4, Storage::q8}) {
+  const std::pair<Storage, int> forms[] = {{Storage::q4, 1}, {Storage::q4, 2}, {Storage::q8, 2}};
+  for (const auto& [storage, n_planes] : forms) {
     const TestWeight w(storage, 64, 1024, random);
-    const auto x = random_floats(5 * 1024, random);
+    const auto x = random_floats(15 * 1024, random);
     std::vector<float> first;
     for (SimdTarget target : runnable_targets()) {
       if (target == SimdTarget::ssse3) continue;  // has none
       use_target(target);
-      const TestRows rows(5, 1024, x);
-      std::vector<float> y(5 * 64);
-      linear_tiles(w.matrix(), 0, 4, rows.input(), 5, {y.data(), 64, 0, nullptr});
+      const TestRows rows(15, 1024, x, n_planes);
+      std::vector<float> y(15 * 64);
+      linear_tiles(w.matrix(), 0, 4, rows.input(), 15, {y.data(), 64, 0, nullptr});
       if (first.empty()) first = y;
       EXPECT_EQ(0, std::memcmp(y.data(), first.data(), y.size() * sizeof(float))) << to_string(target);
     }
