@@ -174,11 +174,8 @@ __device__ __forceinline__ void load_fragments(uint32_t (&a)[2][4], const unsign
 template <int kN, int kTile, bool kExpanded>
 __device__ __forceinline__ void multiply(float (&acc)[2][kTile / 2], Ring<kTile, kExpanded>& ring,
                                          const unsigned char* shared_base, int n_groups) {
-  // An arrival stands for the reads of its own thread: the others' come before it by the warp's meeting.
-  const auto release = [&](int stage) {
-    warp_sync();
-    if (lane_id() == 0) barrier_arrive(ring.empty_barrier(stage));
-  };
+  // Each thread gives back for itself: an arrival stands for the reads of its own thread.
+  const auto release = [&](int stage) { barrier_arrive(ring.empty_barrier(stage)); };
   uint32_t a[2][2][4];
   barrier_wait(ring.full_barrier(ring.stage), ring.parity);
   async_proxy_fence();  // the rows came by cp.async
@@ -327,7 +324,7 @@ __global__ void __launch_bounds__(kThreads, Layout<kTile, kExpanded>::kBlocksPer
   if (threadIdx.x == 0) {
     for (int s = 0; s < Place::kStages; ++s) {
       barrier_init(ring.full_barrier(s), 1 + kProducers);
-      barrier_init(ring.empty_barrier(s), kConsumers / 32);
+      barrier_init(ring.empty_barrier(s), kConsumers);
     }
     barrier_init_fence();
   }
