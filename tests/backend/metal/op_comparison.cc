@@ -6,6 +6,7 @@
 #include <cmath>
 #include <map>
 #include <random>
+#include <set>
 
 #include "backend/metal/lower.h"
 #include "base/half.h"
