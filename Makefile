@@ -7,7 +7,7 @@ WERROR ?= OFF
 # Groups of sources at once make a build from scratch nearly twice as quick; OFF is quicker after a small change.
 UNITY ?= ON
 # Some tests wait (for servers, downloads, limits of time) while others compute.
-TEST_JOBS := $(shell expr $(JOBS) + 2)
+TEST_JOBS := $(shell expr $(JOBS) + 1)
 SLOW_LABELS := slow|device-metal|device-cuda|model
 
 PREFIX ?= /usr/local

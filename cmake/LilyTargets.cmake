@@ -53,13 +53,14 @@ function(lily_library name)
   target_link_libraries(${name} PUBLIC lily_settings ${ARG_LINK})
 endfunction()
 
-# lily_test(NAME SOURCES ... LINK ... [LABEL unit] [TIMEOUT seconds] [COST seconds] [SHARDS n] [SERIAL] [SEPARATE]): one
-# GoogleTest program, one ctest entry, or n of them (NAME, NAME_shard1, ...) that share its tests. Tests run in the
+# lily_test(NAME SOURCES ... LINK ... [LABEL unit] [TIMEOUT seconds] [COST seconds] [SHARDS n] [THREADS n] [SERIAL] [SEPARATE]):
+# one GoogleTest program, one ctest entry, or n of them (NAME, NAME_shard1, ...) that share its tests. Tests run in the
 # source folder, so that they find models/ and tests/golden/. COST is said of long ones only: ctest starts them first, so
-# that none of them runs alone at the end. What is labelled slow is built by the target lily_slow_tests, not by "all".
+# that none of them runs alone at the end. THREADS is said of tests that compute on so many threads: their barriers cost
+# much when others want the same cores. What is labelled slow is built by the target lily_slow_tests, not by "all".
 add_custom_target(lily_slow_tests)
 function(lily_test name)
-  cmake_parse_arguments(ARG "SERIAL;SEPARATE" "LABEL;TIMEOUT;COST;SHARDS" "SOURCES;LINK;ARGS" ${ARGN})
+  cmake_parse_arguments(ARG "SERIAL;SEPARATE" "LABEL;TIMEOUT;COST;SHARDS;THREADS" "SOURCES;LINK;ARGS" ${ARGN})
   if(NOT ARG_LABEL)
     set(ARG_LABEL unit)
   endif()
@@ -95,6 +96,9 @@ function(lily_test name)
   set_tests_properties(${entries} PROPERTIES LABELS "${ARG_LABEL}" TIMEOUT ${ARG_TIMEOUT})
   if(ARG_COST)
     set_tests_properties(${entries} PROPERTIES COST ${ARG_COST})
+  endif()
+  if(ARG_THREADS)
+    set_tests_properties(${entries} PROPERTIES PROCESSORS ${ARG_THREADS})
   endif()
   if(ARG_SERIAL)
     set_tests_properties(${entries} PROPERTIES RUN_SERIAL ON)

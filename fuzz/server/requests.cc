@@ -105,7 +105,7 @@ void answer(const Call& call) {
     std::string sent;
     const Outcome outcome = service.stream(
         stream, *call.writer, [&](const std::string& bytes) { return sent += bytes, true; },
-        [] { return true; });
+        [] { return true; }, "fuzz");
     LILY_CHECK(outcome.error.empty(), "{}", outcome.error);
     return check_stream(sent);
   }
