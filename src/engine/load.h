@@ -29,9 +29,8 @@ struct LoadOptions {
 // The policy that the device publishes, with this KV type (nothing: the device's; the reference has fp32
 // only), these planes of activations (nothing: the device's) and without these mechanisms. Throws
 // Error(Fault::user) for a mechanism that the backend does not have, and for planes where it has none.
-plan::Policy policy_of(const backend::Device& device, const model::Dims& dims,
-                       std::optional<plan::KvType> kv, std::span<const plan::Mechanism> disable,
-                       std::optional<int> activation_planes = {});
+plan::Policy policy_of(const backend::Device& device, const model::Dims& dims, std::optional<plan::KvType> kv,
+                       std::span<const plan::Mechanism> disable, std::optional<int> activation_planes = {});
 // The same of a policy that a backend of this name has published.
 plan::Policy policy_of(const plan::Policy& published, std::string_view backend,
                        std::optional<plan::KvType> kv, std::span<const plan::Mechanism> disable,

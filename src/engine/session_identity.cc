@@ -37,14 +37,14 @@ std::string fingerprint(const plan::Policy& policy) {
                dequantise_in_gemm, route_on_device, tile, delta_blocks_from_rows, max_chunk_rows, matrix_unit,
                group_experts_from_rows, row_parallel_gemv, tokens_stay_on_device, concurrent, coalesced_kv,
                pack_query_heads, fixed_blocks_from_context, max_decode_rows, mechanisms, kv_types] = policy;
-  return fmt::format(
-      "{} {} {} {} {} {} {:d}{:d}{:d} {}/{}/{} {} {} {} {} {:d}{:d}{:d}{:d}{:d} {} {} {} {}",
-      static_cast<int>(activation), static_cast<int>(residual), static_cast<int>(kv), activation_planes,
-      fusions(prefill), fusions(decode), unfuses_prefill, dequantise_in_gemm, route_on_device, tile.small,
-      tile.large, tile.large_from, delta_blocks_from_rows, max_chunk_rows, static_cast<int>(matrix_unit),
-      group_experts_from_rows, row_parallel_gemv, tokens_stay_on_device, concurrent, coalesced_kv,
-      pack_query_heads, fixed_blocks_from_context, max_decode_rows, mechanisms.to_string(),
-      kv_types.to_string());
+  return fmt::format("{} {} {} {} {} {} {:d}{:d}{:d} {}/{}/{} {} {} {} {} {:d}{:d}{:d}{:d}{:d} {} {} {} {}",
+                     static_cast<int>(activation), static_cast<int>(residual), static_cast<int>(kv),
+                     activation_planes, fusions(prefill), fusions(decode), unfuses_prefill,
+                     dequantise_in_gemm, route_on_device, tile.small, tile.large, tile.large_from,
+                     delta_blocks_from_rows, max_chunk_rows, static_cast<int>(matrix_unit),
+                     group_experts_from_rows, row_parallel_gemv, tokens_stay_on_device, concurrent,
+                     coalesced_kv, pack_query_heads, fixed_blocks_from_context, max_decode_rows,
+                     mechanisms.to_string(), kv_types.to_string());
 }
 
 }  // namespace

@@ -43,7 +43,8 @@ Family family_of(const std::string& path) {
 std::string key_of(const httplib::Request& request) {
   constexpr std::string_view kBearer = "bearer ";
   const std::string authorization = request.get_header_value("Authorization");
-  if (authorization.size() > kBearer.size() && ascii_lower(authorization.substr(0, kBearer.size())) == kBearer)
+  if (authorization.size() > kBearer.size() &&
+      ascii_lower(authorization.substr(0, kBearer.size())) == kBearer)
     return authorization.substr(kBearer.size());
   return request.get_header_value("x-api-key");
 }

@@ -136,8 +136,8 @@ std::unique_ptr<Relay> Upstreams::start(const Route& route, const RelayRequest& 
   out.headers = {"Content-Type: application/json", "Via: " + via_of(request)};
   if (!upstream.key.empty()) out.headers.push_back("Authorization: Bearer " + upstream.key);
   for (const auto& [name, value] : request.headers) {
-    const bool is_wanted = std::find(std::begin(kPassedHeaders), std::end(kPassedHeaders), ascii_lower(name)) !=
-                           std::end(kPassedHeaders);
+    const bool is_wanted = std::find(std::begin(kPassedHeaders), std::end(kPassedHeaders),
+                                     ascii_lower(name)) != std::end(kPassedHeaders);
     if (is_wanted && !value.empty() && value.size() <= kMaxPassedBytes && is_visible(value, ' '))
       out.headers.push_back(ascii_lower(name) + ": " + value);
   }
