@@ -51,7 +51,7 @@ class CurlHeaders {
   void add(const std::string& line) {
     curl_slist* const longer = curl_slist_append(list_.get(), line.c_str());
     if (longer == nullptr) fail(Fault::device, "libcurl cannot take a header; is there memory left?");
-    list_.release();
+    static_cast<void>(list_.release());  // it is the end of `longer`
     list_.reset(longer);
   }
   curl_slist* get() const { return list_.get(); }

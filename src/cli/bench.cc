@@ -146,7 +146,9 @@ Json measure_here(const Options& o) {
       continue;
     }
     const Figures figures =
-        engine ? measure(*engine, length, o, random) : measure_tokens(*executor, length, o);
+        engine ? measure(*engine, length, o, random)
+               : measure_tokens(*executor, length,
+                                o);  // NOLINT(bugprone-use-after-move): only an engine takes it
     for (const std::string& phase : o.phases) {
       const bool is_decode = phase == "decode";
       const Spread tok_s = spread_of(is_decode ? figures.decode : figures.prefill);

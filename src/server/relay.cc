@@ -169,7 +169,7 @@ RelayReply Relay::refusal(int status) const {
       return reply;
     }
     if (json.is_object()) message = printable(message_of(json), kMaxMessageBytes);
-  } catch (const ApiError&) {
+  } catch (const ApiError&) {  // NOLINT(bugprone-empty-catch)
     // No JSON: a proxy's page for example. It is not passed on.
   }
   if (message.empty())

@@ -127,7 +127,10 @@ bool is_number(std::string_view text) {
     while (n < text.size() && is_digit(text[n])) ++n;
     return n > begin;
   };
-  if (n < text.size() && text[n] == '.' && (++n, !digits())) return false;
+  if (n < text.size() && text[n] == '.') {
+    ++n;
+    if (!digits()) return false;
+  }
   if (n < text.size() && (text[n] == 'e' || text[n] == 'E')) {
     ++n;
     if (n < text.size() && (text[n] == '+' || text[n] == '-')) ++n;
