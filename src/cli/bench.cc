@@ -126,8 +126,9 @@ Json measure_here(const Options& o) {
   if (rates) rates->matrix_tflops *= 2.0 / model.policy().activation_planes;
 
   std::unique_ptr<engine::DeviceExecutor> executor = model.make_executor();
+  engine::DeviceExecutor& steps = *executor;
   std::optional<engine::Engine> engine;
-  if (o.made_up_context) engine::fill_cache(model.device(), dims, executor->limits().n_kv_blocks);
+  if (o.made_up_context) engine::fill_cache(model.device(), dims, steps.limits().n_kv_blocks);
   else engine.emplace(std::move(executor));
   std::mt19937 random(1);
   Json results = Json::array();
@@ -145,10 +146,7 @@ Json measure_here(const Options& o) {
       results.push_back(measure_session(*engine, length, o));
       continue;
     }
-    const Figures figures =
-        engine ? measure(*engine, length, o, random)
-               : measure_tokens(*executor, length,
-                                o);  // NOLINT(bugprone-use-after-move): only an engine takes it
+    const Figures figures = engine ? measure(*engine, length, o, random) : measure_tokens(steps, length, o);
     for (const std::string& phase : o.phases) {
       const bool is_decode = phase == "decode";
       const Spread tok_s = spread_of(is_decode ? figures.decode : figures.prefill);
