@@ -42,7 +42,11 @@ inline void prepare_curl(CURL* handle, const std::string& url, const std::string
 #else
   set_curl(handle, CURLOPT_PROTOCOLS, static_cast<long>(CURLPROTO_HTTP | CURLPROTO_HTTPS));
 #endif
-  if (!ca_file.empty()) set_curl(handle, CURLOPT_CAINFO, ca_file.c_str());
+  if (!ca_file.empty()) {
+    set_curl(handle, CURLOPT_CAINFO, ca_file.c_str());
+    // A folder of certificates that the library was built with counts besides.
+    set_curl(handle, CURLOPT_CAPATH, static_cast<const char*>(nullptr));
+  }
   set_curl(handle, CURLOPT_NETRC, static_cast<long>(CURL_NETRC_IGNORED));
 }
 

@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <atomic>
 #include <cstdlib>
 #include <exception>
 #include <new>
@@ -12,7 +11,8 @@ namespace lily {
 
 namespace {
 
-std::atomic<bool> memory_was_refused = false;
+// On this thread: what is thrown for it ends the program on the same one.
+thread_local bool memory_was_refused = false;
 
 [[noreturn]] void end_without_memory() {
   constexpr std::string_view kLine = "lily: error: out of memory; a smaller --ctx or --memory needs less\n";

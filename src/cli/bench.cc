@@ -121,8 +121,7 @@ Json measure_here(const Options& o) {
   const int n_threads = o.model.threads > 0 ? o.model.threads : physical_cores();
   std::optional<backend::ProcessorRates> rates;
   if (backend.starts_with("cpu") && o.session == 0) rates = backend::measure_processor(backend, n_threads);
-  // The rate is that of two int8 planes; one makes twice as many multiplications of weights of as many
-  // products.
+  // The rate was measured with two int8 planes; with one, a product of a weight is half the work.
   if (rates) rates->matrix_tflops *= 2.0 / model.policy().activation_planes;
 
   std::unique_ptr<engine::DeviceExecutor> executor = model.make_executor();

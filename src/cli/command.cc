@@ -38,7 +38,7 @@ void add_model_options(CLI::App& command, ModelOptions& options) {
       .add_option(
           "--activations", options.activations,
           "On the CPU, activations that meet 4-bit weights: int16 (the default, as exact as bf16) or int8 "
-          "(prompts are read faster, the numbers are coarser)")
+          "(most products take half the work, the numbers are coarser)")
       ->check(CLI::IsMember({"int16", "int8"}));
   command.add_option("--threads", options.threads, "Threads of the CPU backends; 0: physical cores")
       ->check(CLI::Range(0, 1024));

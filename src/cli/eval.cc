@@ -160,6 +160,7 @@ Json on_text(const EvalOptions& o, const model::Checkpoint& checkpoint, const te
     against.backend = o.against;
     against.disable.clear();  // the reference is whole, and may not have what is off in the other one
     against.activations.clear();
+    if (o.against == "reference") against.kv.clear();
     report = forced_json(engine::compare(score, score_with(against), tokenizer.n_tokens()));
     report["against"] = o.against;
   }

@@ -39,7 +39,7 @@ struct OutputFormat {
 };
 
 // A schema that an answer cannot be held to. `field` of the request has it: "response_format",
-// "tools[0].name".
+// "tools[0].function.parameters".
 struct SchemaRefused : Error {
   SchemaRefused(std::string at, const std::string& message)
       : Error(Fault::user, message), field(std::move(at)) {}

@@ -26,9 +26,9 @@ struct LoadOptions {
   MemoryOptions memory;
 };
 
-// The policy that the device publishes, with this KV type (nothing: the device's; the reference has fp32
-// only), these planes of activations (nothing: the device's) and without these mechanisms. Throws
-// Error(Fault::user) for a mechanism that the backend does not have, and for planes where it has none.
+// The policy that the device publishes, with this KV type (nothing: the device's; the reference keeps bf16 as
+// fp32), these planes of activations (nothing: the device's) and without these mechanisms. Throws
+// Error(Fault::user) for a KV type, a mechanism or planes that the backend does not have.
 plan::Policy policy_of(const backend::Device& device, const model::Dims& dims, std::optional<plan::KvType> kv,
                        std::span<const plan::Mechanism> disable, std::optional<int> activation_planes = {});
 // The same of a policy that a backend of this name has published.

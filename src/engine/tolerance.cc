@@ -17,8 +17,8 @@ constexpr double kElementaryRoundings = 8;
 // which is at most sqrt(64) times its root mean square; uniform over its range.
 const double kTwoPlanes = 0x1p-16 * 8 / std::sqrt(3.0);
 
-// One plane: half a step of 1/127 of that value.
-const double kOnePlane = 8 / (2 * 127 * std::sqrt(3.0));
+// One plane, or codes of 8 bits: half a step of 1/127 of that value.
+const double kOneByte = 8 / (2 * 127 * std::sqrt(3.0));
 
 // Roundings of a layer: two norms, the mixer's four values, attention or state, router, expert middle,
 // output, twice the residual.
@@ -27,9 +27,6 @@ constexpr int kActivationsPerLayer = 12;
 constexpr int kDotsPerLayer = 4;
 
 double type_of(plan::FloatType type) { return type == plan::FloatType::bf16 ? kBf16 : kF32; }
-
-// Codes of 8 bits: likewise, with an error of at most a 254th of the group's largest value.
-const double kInt8 = 1.0 / 254 * 8 / std::sqrt(3.0);
 
 double type_of(plan::KvType type) {
   switch (type) {
@@ -40,7 +37,7 @@ double type_of(plan::KvType type) {
     case plan::KvType::int8:
       break;
   }
-  return kInt8;
+  return kOneByte;
 }
 
 double square(double x) { return x * x; }
@@ -51,11 +48,11 @@ Precision precision_of(const std::string& backend, const plan::Policy& policy) {
   if (backend == "reference")
     return {.activation = kF32,
             .dot_input = 0,
-            .kv = policy.kv == plan::KvType::int8 ? kInt8 : kF32,
+            .kv = policy.kv == plan::KvType::int8 ? kOneByte : kF32,
             .accumulate = kF64};
   if (backend.starts_with("cpu"))
     return {.activation = type_of(policy.activation),
-            .dot_input = policy.activation_planes == 1 ? kOnePlane : kTwoPlanes,
+            .dot_input = policy.activation_planes == 1 ? kOneByte : kTwoPlanes,
             .kv = type_of(policy.kv),
             .accumulate = kF32};
   // Weights are rounded to bf16 on their way into a matrix unit.

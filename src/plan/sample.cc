@@ -14,8 +14,6 @@ bool before(const Candidate& a, const Candidate& b) {
   return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
 }
 
-float without_nan(float x) { return std::isnan(x) ? -std::numeric_limits<float>::infinity() : x; }
-
 }  // namespace
 
 std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key) {

@@ -4,7 +4,9 @@
 #pragma once
 
 #include <array>
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -24,6 +26,11 @@ struct SampleSettings {
   float min_p = 0;
   int32_t top_k = 0;
 };
+
+// NaN counts as minus infinity.
+inline float without_nan(float logit) {
+  return std::isnan(logit) ? -std::numeric_limits<float>::infinity() : logit;
+}
 
 struct Candidate {
   int32_t id;

@@ -21,6 +21,7 @@ std::string host_of(const std::string& authority) {
 }
 
 bool is_same_key(const std::string& given, const std::string& wanted) {
+  if (wanted.empty()) return given.empty();
   size_t difference = given.size() ^ wanted.size();
   for (size_t i = 0; i < given.size(); ++i)
     difference |= static_cast<unsigned char>(given[i] ^ wanted[i % wanted.size()]);

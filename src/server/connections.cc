@@ -47,8 +47,10 @@ void Connections::check(int local_port, bool stopping, size_t most, Clock::time_
     Entry& e = entry({client.address, client.port});
     e.seen = true;
     if (e.state != State::reading) continue;
-    if (stopping || now > e.deadline) client.peer.hear_no_more();
-    else if (!e.request.begun && !client.peer.has_sent()) silent.emplace_back(e.deadline, &client.peer);
+    // What was sent and not read yet waits for a thread: the client is not late.
+    const bool waits_for_thread = !e.request.begun && client.peer.has_sent();
+    if (stopping || (now > e.deadline && !waits_for_thread)) client.peer.hear_no_more();
+    else if (!e.request.begun && !waits_for_thread) silent.emplace_back(e.deadline, &client.peer);
   }
   if (clients.size() > most) {
     std::sort(silent.begin(), silent.end());

@@ -208,8 +208,12 @@ class HttpServer::Implementation {
     if (ends_connection(request, *framing) || (framing->has_body() && result == Result::Handled))
       replace_header(response, "Connection", "close");
     // Without a length the HTTP library would wait for the end of the connection.
-    if (!framing->is_chunked && !request.has_header("Content-Length"))
+    if (!framing->is_chunked && !request.has_header("Content-Length")) {
       changeable(request).set_header("Content-Length", "0");
+      // Nor does it say of a line that it could not read: if that was the length, the body follows.
+      if (request.method == "POST" || request.method == "PUT")
+        replace_header(response, "Connection", "close");
+    }
     return result;
   }
 

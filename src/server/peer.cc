@@ -17,6 +17,13 @@ constexpr std::chrono::milliseconds kDrainFor{1000};
 constexpr int kFirstFd = 3, kLastFd = 1 << 16;
 constexpr int kMaxGap = 512;  // file descriptors are given out lowest first, so that gaps are short
 
+#ifdef POLLRDHUP  // the client has closed its half
+constexpr short kLeft = POLLRDHUP;
+#else
+constexpr short kLeft = 0;
+#endif
+constexpr short kGone = kLeft | POLLHUP | POLLERR;
+
 struct Address {
   std::string host;
   int port = -1;
@@ -84,8 +91,9 @@ bool Peer::is_there() const {
 }
 
 bool Peer::has_sent() const {
-  char byte = 0;
-  return fd_ >= 0 && recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0;
+  // Asked without touching the stream, which another thread may be reading.
+  pollfd asked{fd_, POLLIN | kLeft, 0};
+  return fd_ >= 0 && poll(&asked, 1, 0) == 1 && (asked.revents & POLLIN) != 0 && (asked.revents & kGone) == 0;
 }
 
 void Peer::hang_up() const {

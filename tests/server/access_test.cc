@@ -28,6 +28,8 @@ TEST(Access, AuthoritiesAndTheirHosts) {
 
 TEST(Access, AKeyIsTheSameOnlyAsAWhole) {
   EXPECT_TRUE(is_same_key("secret", "secret"));
+  EXPECT_FALSE(is_same_key("secret", ""));
+  EXPECT_TRUE(is_same_key("", ""));
   for (const char* given : {"", "secre", "secrets", "Secret", "secretsecret"})
     EXPECT_FALSE(is_same_key(given, "secret")) << given;
 }

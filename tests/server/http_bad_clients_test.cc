@@ -155,6 +155,21 @@ TEST_F(HttpBadClients, ConnectionsThatSayNothingMakeRoomForOthers) {
   EXPECT_NE(client.read_until("[DONE]").find("four"), std::string::npos);
 }
 
+TEST_F(HttpBadClients, ARequestThatWaitsForAThreadIsNotLate) {
+  start({.n_threads = 2, .head_timeout_s = 1, .body_timeout_s = 1});
+  executor_->hold();
+  Connection first(port_), second(port_), third(port_);
+  for (Connection* client : {&first, &second}) {
+    client->post("/v1/chat/completions", kHelloStreamed);
+    client->read_until("assistant");
+  }
+  third.post("/v1/chat/completions", kHelloStreamed);
+  std::this_thread::sleep_for(2500ms);  // the connections are looked at every second
+  executor_->allow(-1);
+  for (Connection* client : {&first, &second, &third})
+    EXPECT_NE(client->read_until("[DONE]").find("four"), std::string::npos);
+}
+
 TEST_F(HttpBadClients, ALongAnswerIsNotALateRequest) {
   start({.head_timeout_s = 1, .body_timeout_s = 1});
   executor_->hold();

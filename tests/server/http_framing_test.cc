@@ -90,15 +90,22 @@ TEST_F(HttpFraming, AfterABodyInChunksTheConnectionEnds) {
 
 TEST_F(HttpFraming, WithoutALengthThereIsNoBodyToWaitFor) {
   start({.read_timeout_s = 60});
-  Connection client(port_);  // all on one connection: nothing is left over
-  client.send(std::string(kPost) + "\r\n");
-  EXPECT_EQ(client.read(5s)->status, 400);
+  Connection client(port_);
   client.send("DELETE /cache HTTP/1.1\r\nHost: localhost\r\n\r\n");
   EXPECT_EQ(client.read(5s)->status, 200);
-  client.send("PUT /cache HTTP/1.1\r\nHost: localhost\r\n\r\n");
-  EXPECT_EQ(client.read(5s)->status, 405);
-  client.post("/v1/chat/completions", kHello);
+  client.post("/v1/chat/completions", kHello);  // on the same connection: nothing is left over
   EXPECT_EQ(client.read()->status, 200);
+  // Where a body is usual, its length may have stood in a line that the HTTP library drops without a word
+  // (one that ends in a line feed alone): what follows the head is not taken for a request.
+  for (const std::string& head : {std::string(kPost), std::string(kPost) + "Content-Length: 44\nX: y\r\n"}) {
+    Connection lost(port_);
+    lost.send(head + "\r\n");
+    EXPECT_EQ(lost.read(5s)->status, 400);
+    EXPECT_TRUE(lost.is_closed_within(5s));
+  }
+  Connection put(port_);
+  put.send("PUT /cache HTTP/1.1\r\nHost: localhost\r\n\r\n");
+  EXPECT_EQ(put.read(5s)->status, 405);
 }
 
 TEST_F(HttpFraming, AnAnswerIsWholeWhateverPartIsAskedFor) {

@@ -53,7 +53,7 @@ class ScriptedServer : public testing::Test {
     service.model_id = "lily-tiny";
     service_ = std::make_unique<server::Service>(*assistant_, service);
     http.port = 0;
-    http.n_threads = 32;
+    http.n_threads = std::min(http.n_threads, 32);
     http_ = std::make_unique<server::HttpServer>(http);
     port_ = http_->bind();
     listener_ = std::thread([this] { http_->listen(); });

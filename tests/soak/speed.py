@@ -42,7 +42,8 @@ def with_tokenizer(model, folder):
     for file in model.iterdir():
         (folder / file.name).symlink_to(file.resolve())
     for name in ("tokenizer_config.json", "chat_template.jinja"):
-        (folder / name).symlink_to(TINY / name)
+        if not (folder / name).exists():
+            (folder / name).symlink_to(TINY / name)
     config = json.loads((model / "config.json").read_text())
     n_rows = config.get("text_config", config)["vocab_size"]
     tokenizer = json.loads((TINY / "tokenizer.json").read_text())

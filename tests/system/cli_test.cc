@@ -299,6 +299,19 @@ TEST(Inspect, ABrokenTokenizerIsAProblem) {
   expect_one_clear_line(broken, 1, "tokenizer.json");
 }
 
+TEST(Eval, TheReferenceBesideAnEightBitCacheIsWhole) {
+  const fs::path text = fs::temp_directory_path() / "lily_eval_against_test.txt";
+  write_file(text, "The river is a large natural stream of water, larger than a creek. It flows to the sea.");
+  const Outcome run =
+      lily("eval " + kTiny +
+           "--json --backend reference --kv int8 --against reference --positions 8 --text " + text.string());
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  const auto report = nlohmann::json::parse(run.out);
+  // With two caches of the same codes nothing would differ.
+  EXPECT_GT(report.at("max_abs_logit_error").get<double>(), 0) << run.out;
+  fs::remove(text);
+}
+
 TEST(Diff, CanBeInterrupted) {
   // Ctrl-C from outside, while the slow backend is at work.
   const Outcome run = lily("diff " + kTiny +

@@ -5,6 +5,9 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <span>
+#include <utility>
+#include <vector>
 
 #include "backend/cpu/kernels/logits.h"
 #include "backend/cpu/lower_parts.h"
@@ -17,8 +20,6 @@ namespace {
 constexpr int64_t kUnitChunks = 16, kUnitLogits = kUnitChunks * kLogitChunk;
 
 int64_t units_of(int64_t n_logits) { return (n_logits + kUnitLogits - 1) / kUnitLogits; }
-
-float without_nan(float x) { return std::isnan(x) ? -std::numeric_limits<float>::infinity() : x; }
 
 // Maxima and sums of the rows of logits of a step, in the op's extra memory.
 class LogitScan {
@@ -48,9 +49,10 @@ class LogitScan {
     const auto all = logits(step, row), largest = maxima(step, row);
     const auto chunk = std::max_element(largest.begin(), largest.end());  // the first of equals
     const auto first = (chunk - largest.begin()) * kLogitChunk;
-    for (int64_t i = first; i < std::ssize(all); ++i)
-      if (without_nan(all[static_cast<size_t>(i)]) == *chunk) return static_cast<int32_t>(i);
-    fail(Fault::device, "no logit is the largest");
+    int64_t i = first;
+    while (i < std::ssize(all) && plan::without_nan(all[static_cast<size_t>(i)]) != *chunk) ++i;
+    LILY_CHECK(i < std::ssize(all), "no logit of {} is the largest of its chunk", all.size());
+    return static_cast<int32_t>(i);
   }
 
   std::vector<plan::Candidate> top(const Step& step, int64_t row, int64_t n) const {
@@ -65,7 +67,7 @@ class LogitScan {
       if (largest[static_cast<size_t>(chunk)] < least) continue;
       const int64_t end = std::min((chunk + 1) * kLogitChunk, std::ssize(all));
       for (int64_t i = chunk * kLogitChunk; i < end; ++i)
-        if (const float x = without_nan(all[static_cast<size_t>(i)]); x >= least)
+        if (const float x = plan::without_nan(all[static_cast<size_t>(i)]); x >= least)
           found.push_back({static_cast<int32_t>(i), x});
     }
     return plan::first_candidates(std::move(found), n);

@@ -23,6 +23,7 @@ template <int kBits>
   float codes[16];
   load_codes<kBits>(w, ulong(at.y), p.in, k, codes);
   const float2 affine = load_affine<kBits>(w, uint2(p.scales[0], p.biases[0]), ulong(at.y), p.in, k);
+  static_assert(kSpan == 16, "two words of 16 bytes");
   uint4 words[2];
   for (uint i = 0; i < kSpan; i += 2) {
     ushort pair[2];
