@@ -114,6 +114,12 @@ class HttpServer::Implementation {
     http_.new_task_queue = [n = options_.n_threads] {
       return new httplib::ThreadPool(static_cast<size_t>(n));
     };
+    // Not SO_REUSEPORT, the library's choice: a second server on the port would share its clients with the
+    // first.
+    http_.set_socket_options([](socket_t socket) {
+      const int yes = 1;
+      setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    });
     http_.set_keep_alive_max_count(10000);
     http_.set_keep_alive_timeout(options_.keep_alive_s);
     http_.set_read_timeout(options_.read_timeout_s);
@@ -132,7 +138,8 @@ class HttpServer::Implementation {
     else port_ = http_.bind_to_port(options_.host.c_str(), options_.port) ? options_.port : -1;
     if (port_ < 0)
       fail(Fault::user,
-           "{} port {}: cannot be listened on; is another program using it? --port takes another",
+           "{} port {}: cannot be listened on; is another program using it, or is the address not of this "
+           "machine? --port and --host take others",
            options_.host, options_.port);
     http_.widen_backlog();
     return port_;

@@ -19,6 +19,14 @@ TEST_F(HttpFailure, StopsAlsoWhenItHasHardlyBegun) {
   }
 }
 
+TEST_F(HttpFailure, APortHasOneServer) {
+  server::HttpServer first({.port = 0, .n_threads = 1});
+  const int port = first.bind();
+  server::HttpServer second({.port = port, .n_threads = 1}), everywhere({.host = "0.0.0.0", .port = port});
+  EXPECT_THROW(second.bind(), Error);
+  EXPECT_THROW(everywhere.bind(), Error);
+}
+
 TEST_F(HttpFailure, AFailedStepFailsItsRequestAndTheNextOneWorks) {
   start();
   const size_t n_steps = executor_->steps().size();
