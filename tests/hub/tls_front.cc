@@ -1,8 +1,6 @@
 #include "tests/hub/tls_front.h"
 
-#include <arpa/inet.h>
 #include <fmt/format.h>
-#include <netinet/in.h>
 #include <openssl/ssl.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -27,47 +25,28 @@ bool make_certificate(const std::filesystem::path& certificate, const std::files
   return std::system(command.c_str()) == 0;
 }
 
-TlsFront::TlsFront(uint16_t port_behind, const std::filesystem::path& certificate,
-                   const std::filesystem::path& key)
-    : port_behind_(port_behind), context_(SSL_CTX_new(TLS_server_method())) {
-  if (SSL_CTX_use_certificate_file(context_, certificate.c_str(), SSL_FILETYPE_PEM) != 1 ||
-      SSL_CTX_use_PrivateKey_file(context_, key.c_str(), SSL_FILETYPE_PEM) != 1)
+namespace {
+
+std::shared_ptr<SSL_CTX> context_of(const std::filesystem::path& certificate,
+                                    const std::filesystem::path& key) {
+  std::shared_ptr<SSL_CTX> context(SSL_CTX_new(TLS_server_method()), SSL_CTX_free);
+  if (SSL_CTX_use_certificate_file(context.get(), certificate.c_str(), SSL_FILETYPE_PEM) != 1 ||
+      SSL_CTX_use_PrivateKey_file(context.get(), key.c_str(), SSL_FILETYPE_PEM) != 1)
     throw std::runtime_error("a certificate that OpenSSL cannot use");
-  listener_ = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof address;
-  auto* const any = reinterpret_cast<sockaddr*>(&address);
-  if (::bind(listener_, any, sizeof address) != 0 || ::listen(listener_, 64) != 0 ||
-      ::getsockname(listener_, any, &length) != 0)
-    throw std::runtime_error("no port to listen on");
-  port_ = ntohs(address.sin_port);
-  acceptor_ = std::thread([this] {
-    for (int fd = 0; (fd = ::accept(listener_, nullptr, nullptr)) >= 0;) {
-      const std::lock_guard lock(mutex_);
-      connections_.push_back(fd);
-      threads_.emplace_back([this, fd] { serve(fd); });
-    }
-  });
+  return context;
 }
 
-TlsFront::~TlsFront() {
-  ::shutdown(listener_, SHUT_RDWR);
-  ::close(listener_);
-  acceptor_.join();
-  {
-    const std::lock_guard lock(mutex_);
-    for (const int fd : connections_) ::shutdown(fd, SHUT_RDWR);
-  }
-  for (std::thread& thread : threads_) thread.join();
-  for (const int fd : connections_) ::close(fd);
-  SSL_CTX_free(context_);
-}
+}  // namespace
+
+TlsFront::TlsFront(uint16_t port_behind, const std::filesystem::path& certificate,
+                   const std::filesystem::path& key)
+    : port_behind_(port_behind),
+      context_(context_of(certificate, key)),
+      listener_([this](int fd) { serve(fd); }) {}
 
 // One side at a time: a client asks, the server answers, and neither speaks while the other does.
 void TlsFront::serve(int fd) {
-  SSL* const tls = SSL_new(context_);
+  SSL* const tls = SSL_new(context_.get());
   SSL_set_fd(tls, fd);
   const int behind = connect_to(port_behind_);
   if (behind >= 0 && SSL_accept(tls) == 1) {

@@ -3,11 +3,11 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <list>
-#include <mutex>
+#include <memory>
 #include <string>
-#include <thread>
 #include <vector>
+
+#include "tests/server/loopback_listener.h"
 
 using SSL_CTX = struct ssl_ctx_st;
 
@@ -21,22 +21,15 @@ class TlsFront {
  public:
   // Passes what comes in on to the port behind it.
   TlsFront(uint16_t port_behind, const std::filesystem::path& certificate, const std::filesystem::path& key);
-  ~TlsFront();
-  TlsFront(const TlsFront&) = delete;
-  TlsFront& operator=(const TlsFront&) = delete;
 
-  int port() const { return port_; }
+  int port() const { return listener_.port(); }
 
  private:
   void serve(int fd);
 
   const uint16_t port_behind_;
-  SSL_CTX* context_;
-  int listener_ = -1, port_ = 0;
-  std::mutex mutex_;
-  std::vector<int> connections_;
-  std::list<std::thread> threads_;
-  std::thread acceptor_;
+  const std::shared_ptr<SSL_CTX> context_;
+  LoopbackListener listener_;  // last: its threads use all of the above
 };
 
 }  // namespace lily::test

@@ -1,12 +1,7 @@
 #include "tests/server/raw_server.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <unistd.h>
-
-#include <stdexcept>
 
 namespace lily::test {
 namespace {
@@ -48,37 +43,8 @@ bool RawServer::Exchange::is_left_within(std::chrono::milliseconds timeout) cons
 RawServer::RawServer(std::string answer)
     : RawServer([answer = std::move(answer)](const Exchange& exchange) { exchange.send(answer); }) {}
 
-RawServer::RawServer(Handler handler) : handler_(std::move(handler)) {
-  listener_ = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof address;
-  auto* const any = reinterpret_cast<sockaddr*>(&address);
-  if (::bind(listener_, any, sizeof address) != 0 || ::listen(listener_, 64) != 0 ||
-      ::getsockname(listener_, any, &length) != 0)
-    throw std::runtime_error("no port to listen on");
-  port_ = ntohs(address.sin_port);
-  acceptor_ = std::thread([this] {
-    for (int fd = 0; (fd = ::accept(listener_, nullptr, nullptr)) >= 0;) {
-      const std::lock_guard lock(mutex_);
-      connections_.push_back(fd);
-      threads_.emplace_back([this, fd] { serve(fd); });
-    }
-  });
-}
-
-RawServer::~RawServer() {
-  ::shutdown(listener_, SHUT_RDWR);
-  ::close(listener_);
-  acceptor_.join();
-  {
-    const std::lock_guard lock(mutex_);
-    for (const int fd : connections_) ::shutdown(fd, SHUT_RDWR);
-  }
-  for (std::thread& thread : threads_) thread.join();
-  for (const int fd : connections_) ::close(fd);
-}
+RawServer::RawServer(Handler handler)
+    : handler_(std::move(handler)), listener_([this](int fd) { serve(fd); }) {}
 
 void RawServer::serve(int fd) {
   std::string request = read_request(fd);

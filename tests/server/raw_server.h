@@ -3,12 +3,12 @@
 
 #include <chrono>
 #include <functional>
-#include <list>
 #include <mutex>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <vector>
+
+#include "tests/server/loopback_listener.h"
 
 namespace lily::test {
 
@@ -34,23 +34,16 @@ class RawServer {
   explicit RawServer(Handler handler);
   // That sends these bytes to every request.
   explicit RawServer(std::string answer);
-  ~RawServer();
-  RawServer(const RawServer&) = delete;
-  RawServer& operator=(const RawServer&) = delete;
-
-  std::string url() const { return "http://127.0.0.1:" + std::to_string(port_) + "/v1"; }
+  std::string url() const { return "http://127.0.0.1:" + std::to_string(listener_.port()) + "/v1"; }
   std::vector<std::string> requests() const;
 
  private:
   void serve(int fd);
 
   const Handler handler_;
-  int listener_ = -1, port_ = 0;
   mutable std::mutex mutex_;
   std::vector<std::string> requests_;
-  std::vector<int> connections_;
-  std::list<std::thread> threads_;
-  std::thread acceptor_;
+  LoopbackListener listener_;  // last: its threads use all of the above
 };
 
 // "HTTP/1.1 200 OK" with this type and body.
