@@ -39,49 +39,63 @@ int64_t Scratch::bytes_of(int64_t value_bytes, int64_t worker_bytes, int n_threa
   return whole_pages(value_bytes) + n_threads * whole_pages(worker_bytes);
 }
 
-void Executor::reserve(size_t n_intervals) {
-  queues_ = std::make_unique<Queue[]>(n_intervals);
-  n_queues_ = n_intervals;
+Executor::Executor(ThreadPool& pool)
+    : pool_(pool), shares_(std::make_unique<Share[]>(2 * static_cast<size_t>(pool.n_threads()))) {}
+
+Executor::Share& Executor::share(size_t interval, int thread) {
+  return shares_[interval % 2 * static_cast<size_t>(pool_.n_threads()) + static_cast<size_t>(thread)];
+}
+
+void Executor::set_share(std::span<const Interval> intervals, size_t interval, const Step& step, int thread) {
+  if (interval >= intervals.size()) return;
+  int64_t n_units = 0;
+  for (const Phase* phase : intervals[interval].phases) n_units += phase->n_units(step);
+  Share& own = share(interval, thread);
+  own.next.store(n_units * thread / pool_.n_threads(), std::memory_order_relaxed);
+  own.end = n_units * (thread + 1) / pool_.n_threads();
 }
 
 void Executor::run(std::span<const Interval> intervals, const Step& step, const Scratch& scratch,
                    std::span<Clock::time_point> ends) {
-  LILY_CHECK(intervals.size() <= n_queues_, "{} intervals", intervals.size());
-  for (size_t i = 0; i < intervals.size(); ++i) {
-    Queue& queue = queues_[i];
-    queue.next.store(0, std::memory_order_relaxed);
-    queue.n_units = 0;
-    for (const Phase* phase : intervals[i].phases) queue.n_units += phase->n_units(step);
-  }
+  for (int thread = 0; thread < pool_.n_threads(); ++thread) set_share(intervals, 0, step, thread);
   pool_.run([&](int thread) { work(intervals, step, {thread, scratch.worker(thread)}, ends); });
 }
 
 void Executor::work(std::span<const Interval> intervals, const Step& step, Worker worker,
                     std::span<Clock::time_point> ends) {
   for (size_t i = 0; i < intervals.size(); ++i) {
-    run_units(intervals[i], queues_[i], step, worker);
+    set_share(intervals, i + 1, step, worker.thread);
+    run_units(intervals[i], i, step, worker);
     barrier();
     if (worker.thread == 0 && !ends.empty()) ends[i] = Clock::now();
   }
 }
 
-void Executor::run_units(const Interval& interval, Queue& queue, const Step& step, Worker& worker) {
-  // Units come in rising order, so a thread passes the phases in theirs.
+void Executor::run_units(const Interval& interval, size_t index, const Step& step, Worker& worker) {
+  if (interval.phases.empty()) return;
+  const int n_threads = pool_.n_threads();
   size_t phase = 0;
-  int64_t first = 0, n = interval.phases.empty() ? 0 : interval.phases[0]->n_units(step);
+  int64_t first = 0, n = interval.phases[0]->n_units(step);
   bool prepared = false;
-  while (true) {
-    const int64_t unit = queue.next.fetch_add(1, std::memory_order_relaxed);
-    if (unit >= queue.n_units) return;
-    while (unit >= first + n) {
-      first += n;
-      n = interval.phases[++phase]->n_units(step);
-      prepared = false;
+  for (int i = 0; i < n_threads; ++i) {
+    Share& from = share(index, (worker.thread + i) % n_threads);
+    while (from.next.load(std::memory_order_relaxed) < from.end) {
+      const int64_t unit = from.next.fetch_add(1, std::memory_order_relaxed);
+      if (unit >= from.end) break;
+      if (unit < first) {  // of a thread that began with an earlier phase
+        phase = 0, first = 0, n = interval.phases[0]->n_units(step);
+        prepared = false;
+      }
+      while (unit >= first + n) {
+        first += n;
+        n = interval.phases[++phase]->n_units(step);
+        prepared = false;
+      }
+      const Phase& p = *interval.phases[phase];
+      if (!prepared && p.prepare) p.prepare(step, worker);
+      prepared = true;
+      p.run(step, worker, unit - first);
     }
-    const Phase& p = *interval.phases[phase];
-    if (!prepared && p.prepare) p.prepare(step, worker);
-    prepared = true;
-    p.run(step, worker, unit - first);
   }
 }
 

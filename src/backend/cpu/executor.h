@@ -1,6 +1,7 @@
-// Runs the lowered ops of a step on the pool's threads. All threads walk through the same intervals; the
-// units of an interval are handed out one by one, and a barrier stands behind each. Which thread runs a unit
-// does not matter to the result, so neither does the number of threads.
+// Runs the lowered ops of a step on the pool's threads. All threads walk through the same intervals, and a
+// barrier stands behind each. Of an interval's units each thread has a share that lies together, so that it
+// reads memory in one piece and ahead of itself; who is done with his own takes what others have left. Which
+// thread runs a unit does not matter to the result, so neither does the number of threads.
 #pragma once
 
 #include <atomic>
@@ -43,27 +44,27 @@ class Executor {
  public:
   using Clock = std::chrono::steady_clock;
 
-  explicit Executor(ThreadPool& pool) : pool_(pool) {}
-  // The most intervals that a run will have; at least as many as any op has phases.
-  void reserve(size_t n_intervals);
+  explicit Executor(ThreadPool& pool);
   // Runs the intervals one after the other. `ends`, if not empty, gets the time when each was over.
   void run(std::span<const Interval> intervals, const Step& step, const Scratch& scratch,
            std::span<Clock::time_point> ends = {});
 
  private:
-  // The units of an interval: how many its phases have, and the next to hand out.
-  struct alignas(64) Queue {
+  // A thread's units of an interval: the next to run, and the end. They are set in the interval before, when
+  // nobody looks at them: those of even and of odd intervals are different ones.
+  struct alignas(64) Share {
     std::atomic<int64_t> next{0};
-    int64_t n_units = 0;
+    int64_t end = 0;
   };
+  Share& share(size_t interval, int thread);
+  void set_share(std::span<const Interval> intervals, size_t interval, const Step& step, int thread);
   void work(std::span<const Interval> intervals, const Step& step, Worker worker,
             std::span<Clock::time_point> ends);
-  void run_units(const Interval& interval, Queue& queue, const Step& step, Worker& worker);
+  void run_units(const Interval& interval, size_t index, const Step& step, Worker& worker);
   void barrier();
 
   ThreadPool& pool_;
-  std::unique_ptr<Queue[]> queues_;
-  size_t n_queues_ = 0;
+  std::unique_ptr<Share[]> shares_;  // [2][threads]
   alignas(64) std::atomic<int> n_arrived_{0};
   alignas(64) std::atomic<uint32_t> generation_{0};
 };

@@ -303,15 +303,21 @@ void add_combined_down(Lowered& op, const LowerContext& c, const plan::ExpertsDo
          const TileRange& range = ranges[static_cast<size_t>(unit % n_ranges)];
          const InputRows x_rows = x.rows(step, worker), shared_rows = shared.rows(step, worker);
          const float shared_weight = sigmoid(step.data(o.shared_gate)[row * step.stride(o.shared_gate)]);
+         const auto matrix_of = [&](int64_t j) {
+           return down.matrix(step, step.data<int32_t>(o.routing.ids)[row * kExpertsPerToken + j]);
+         };
          for (int64_t tile = range.begin; tile < range.end; ++tile) {
            alignas(64) float sum[pack::kCpuTileRows] = {};
-           for (int64_t j = 0; j < kExpertsPerToken; ++j) {
-             const int64_t a = row * kExpertsPerToken + j;
-             accumulate_tile(down.matrix(step, step.data<int32_t>(o.routing.ids)[a]), tile,
-                             x_rows.row(routed_row(step, o.routing, row, j)), step.data(o.weights)[a], sum);
-           }
+           const uint8_t* const next_tile = matrix_of(0).tile(tile + 1);
+           const uint8_t* const behind_experts = o.shared_down ? shared_w.tile(tile) : next_tile;
+           for (int64_t j = 0; j < kExpertsPerToken; ++j)
+             accumulate_tile(matrix_of(j), tile,
+                             j + 1 < kExpertsPerToken ? matrix_of(j + 1).tile(tile) : behind_experts,
+                             x_rows.row(routed_row(step, o.routing, row, j)),
+                             step.data(o.weights)[row * kExpertsPerToken + j], sum);
            const int64_t col = tile * pack::kCpuTileRows;
-           if (o.shared_down) accumulate_tile(shared_w, tile, shared_rows.row(row), shared_weight, sum);
+           if (o.shared_down)
+             accumulate_tile(shared_w, tile, next_tile, shared_rows.row(row), shared_weight, sum);
            else
              multiply_add(step.data(o.shared) + row * hidden + col, shared_weight, sum, pack::kCpuTileRows);
            add_rows(sum, step.data(o.residual_in) + row * hidden + col,

@@ -45,13 +45,8 @@ double read_rate(ThreadPool& pool) {
   pool.run([&](int thread) {  // first touch
     std::ranges::fill(part(thread), static_cast<uint64_t>(thread) + 1);
   });
-  const double seconds = best_of(pool, [&](int thread) {
-    const std::span<const uint64_t> words = part(thread);
-    uint64_t sum[8] = {};  // independent, so that memory is what is waited for
-    for (size_t i = 0; i < words.size(); i += 8)
-      for (size_t j = 0; j < 8; ++j) sum[j] += words[i + j];
-    sums[static_cast<size_t>(thread)] = sum[0] + sum[1] + sum[2] + sum[3] + sum[4] + sum[5] + sum[6] + sum[7];
-  });
+  const double seconds =
+      best_of(pool, [&](int thread) { sums[static_cast<size_t>(thread)] = cpu::sum_words(part(thread)); });
   for (size_t t = 0; t < n_threads; ++t) LILY_CHECK(sums[t] == (t + 1) * share, "sum {}", sums[t]);
   return static_cast<double>(share * n_threads * 8) / seconds / 1e9;
 }

@@ -80,7 +80,6 @@ CpuProgram::CpuProgram(plan::Plan plan, const Weights& weights, Memory& memory, 
     if (trace_ != nullptr) interval_names_.resize(intervals_.size(), names(plan_, first, last));
     first = last;
   }
-  executor_.reserve(intervals_.size());
   if (trace_ != nullptr) interval_ends_.resize(intervals_.size());
   scratch_.reserve(sizes.value_bytes, sizes.worker_bytes);
   const auto outputs = static_cast<size_t>(plan_.shape.outputs);

@@ -62,10 +62,17 @@ HWY_INLINE V load_scales(const F16* p) {
   return hn::IfThenElse(is_nan, hn::Set(d, std::numeric_limits<float>::quiet_NaN()), scale);
 }
 
+// While one plane of a block is read, the next one comes into L2: an element of it for each that is read.
+template <class T>
+HWY_INLINE void fetch(const T* p) {
+  __builtin_prefetch(p, 0, 2);
+}
+
 // scores[r][0 .. 16) of one key tile. q: [kRows][256], scores: [kRows][64]. `scales` are those of int8, of
-// the tile's keys in the first group of dims.
+// the tile's keys in the first group of dims. `ahead` is what is fetched meanwhile, as long as the tile.
 template <int kRows, class T>
-HWY_INLINE void score_tile(const T* tile, const F16* /*scales*/, const float* q, float* scores) {
+HWY_INLINE void score_tile(const T* tile, const T* ahead, const F16* /*scales*/, const float* q,
+                           float* scores) {
   const F32 d;
   for (int part = 0; part < kKeyTile; part += kLanes) {
     V sum[kRows];
@@ -73,6 +80,7 @@ HWY_INLINE void score_tile(const T* tile, const F16* /*scales*/, const float* q,
     for (int pair = 0; pair < kDim / 2; ++pair) {
       V even, odd;
       load_pair(tile + (pair * kKeyTile + part) * 2, even, odd);
+      fetch(ahead + (pair * kKeyTile + part) * 2);
       for (int r = 0; r < kRows; ++r) {
         sum[r] = hn::MulAdd(even, hn::Set(d, q[r * kDim + 2 * pair]), sum[r]);
         sum[r] = hn::MulAdd(odd, hn::Set(d, q[r * kDim + 2 * pair + 1]), sum[r]);
@@ -84,7 +92,8 @@ HWY_INLINE void score_tile(const T* tile, const F16* /*scales*/, const float* q,
 
 // Codes times q are summed over a group, and then scaled.
 template <int kRows>
-HWY_INLINE void score_tile(const int8_t* tile, const F16* scales, const float* q, float* scores) {
+HWY_INLINE void score_tile(const int8_t* tile, const int8_t* ahead, const F16* scales, const float* q,
+                           float* scores) {
   const F32 d;
   for (int part = 0; part < kKeyTile; part += kLanes) {
     for (int group = 0; group < kDim; group += model::kInt8Group) {
@@ -92,6 +101,7 @@ HWY_INLINE void score_tile(const int8_t* tile, const F16* scales, const float* q
       for (V& s : sum) s = hn::Zero(d);
       for (int dim = group; dim < group + model::kInt8Group; ++dim) {
         const V codes = load_values(tile + dim * kKeyTile + part);
+        if (dim % 4 == 0) fetch(ahead + dim * kKeyTile + part);
         for (int r = 0; r < kRows; ++r) sum[r] = hn::MulAdd(codes, hn::Set(d, q[r * kDim + dim]), sum[r]);
       }
       const V scale = load_scales(scales + group / model::kInt8Group * kKvKeys + part);
@@ -105,20 +115,22 @@ HWY_INLINE void score_tile(const int8_t* tile, const F16* scales, const float* q
 }
 
 // o[r] += sum over keys of p[r][key] * value[key], after o[r] *= scale[r], for dims [first_dim, last_dim).
-// p: [kRows][64].
+// p: [kRows][64]. `ahead` is fetched meanwhile, as for scores.
 template <int kRows, class T>
-HWY_INLINE void add_dims(const T* values, int first_dim, int last_dim, int n_keys, const float* p,
-                         const float* scale, Partial* const* o) {
+HWY_INLINE void add_dims(const T* values, const T* ahead, int first_dim, int last_dim, int n_keys,
+                         const float* p, const float* scale, Partial* const* o) {
   const F32 d;
   constexpr int kVecs = kLanes == 16 ? 2 : 1;
   for (int dim = first_dim; dim < last_dim; dim += kVecs * kLanes) {
     const T* at = values + value_index(0, dim);
+    const T* next = ahead + value_index(0, dim);
     V sum[kRows][kVecs];
     for (int r = 0; r < kRows; ++r)
       for (int c = 0; c < kVecs; ++c)
         sum[r][c] = hn::Mul(hn::LoadU(d, o[r]->o + dim + c * kLanes), hn::Set(d, scale[r]));
-    for (int key = 0; key < n_keys; ++key, at += kValueChunk) {
+    for (int key = 0; key < n_keys; ++key, at += kValueChunk, next += kValueChunk) {
       V value[kVecs];
+      fetch(next);
       for (int c = 0; c < kVecs; ++c) value[c] = load_values(at + c * kLanes);
       for (int r = 0; r < kRows; ++r) {
         const V weight = hn::Set(d, p[r * kKvKeys + key]);
@@ -132,15 +144,15 @@ HWY_INLINE void add_dims(const T* values, int first_dim, int last_dim, int n_key
 
 // The same for all dims. `scales` are those of int8.
 template <int kRows, class T>
-HWY_INLINE void add_values(const T* values, const F16* /*scales*/, int n_keys, const float* p,
+HWY_INLINE void add_values(const T* values, const T* ahead, const F16* /*scales*/, int n_keys, const float* p,
                            const float* scale, Partial* const* o) {
-  add_dims<kRows>(values, 0, kDim, n_keys, p, scale, o);
+  add_dims<kRows>(values, ahead, 0, kDim, n_keys, p, scale, o);
 }
 
 // The scale of a key's group goes into its weight.
 template <int kRows>
-HWY_INLINE void add_values(const int8_t* values, const F16* scales, int n_keys, const float* p,
-                           const float* scale, Partial* const* o) {
+HWY_INLINE void add_values(const int8_t* values, const int8_t* ahead, const F16* scales, int n_keys,
+                           const float* p, const float* scale, Partial* const* o) {
   const F32 d;
   alignas(64) float scaled[kRows * kKvKeys];
   for (int group = 0; group < kDim; group += model::kInt8Group, scales += kKvKeys) {
@@ -149,7 +161,7 @@ HWY_INLINE void add_values(const int8_t* values, const F16* scales, int n_keys, 
       for (int r = 0; r < kRows; ++r)
         hn::Store(hn::Mul(hn::LoadU(d, p + r * kKvKeys + key), of_key), d, scaled + r * kKvKeys + key);
     }
-    add_dims<kRows>(values, group, group + model::kInt8Group, n_keys, scaled, scale, o);
+    add_dims<kRows>(values, ahead, group, group + model::kInt8Group, n_keys, scaled, scale, o);
   }
 }
 
@@ -174,11 +186,12 @@ float softmax_step(float* scores, int n, Partial& state) {
   return scale;
 }
 
-// Planes of one block and head; scales follow int8 codes.
+// Planes of one block and head; scales follow int8 codes. `next_keys` are those of the block that comes then.
 template <class T>
 struct Planes {
   const T* keys;
   const T* values;
+  const T* next_keys;
   const F16* key_scales() const { return reinterpret_cast<const F16*>(keys + kKvPlane); }
   const F16* value_scales() const { return reinterpret_cast<const F16*>(values + kKvPlane); }
 };
@@ -187,8 +200,8 @@ template <int kRows, class T>
 HWY_INLINE void rows_of_block(const Planes<T>& kv, const float* q, const int* n_keys, int most_keys,
                               float* scores, Partial* const* partials) {
   for (int tile = 0; tile * kKeyTile < most_keys; ++tile)
-    score_tile<kRows>(kv.keys + tile * kKeyTile * kDim, kv.key_scales() + tile * kKeyTile, q,
-                      scores + tile * kKeyTile);
+    score_tile<kRows>(kv.keys + tile * kKeyTile * kDim, kv.values + tile * kKeyTile * kDim,
+                      kv.key_scales() + tile * kKeyTile, q, scores + tile * kKeyTile);
   float scale[kRows];
   int most = 0;
   for (int r = 0; r < kRows; ++r) {
@@ -201,7 +214,7 @@ HWY_INLINE void rows_of_block(const Planes<T>& kv, const float* q, const int* n_
     scale[r] = softmax_step(scores + r * kKvKeys, n_keys[r], *partials[r]);
     most = std::max(most, n_keys[r]);
   }
-  if (most > 0) add_values<kRows>(kv.values, kv.value_scales(), most, scores, scale, partials);
+  if (most > 0) add_values<kRows>(kv.values, kv.next_keys, kv.value_scales(), most, scores, scale, partials);
 }
 
 template <class T>
@@ -224,8 +237,10 @@ void split_of(const KvLayer& kv, int head, const int32_t* block_table, int64_t s
   const int64_t end = std::min(last_key, (split + 1) * kSplitKeys);
   for (int64_t first = split * kSplitKeys; first < end; first += kKvKeys) {
     const int64_t block = block_table[first / kKvKeys];
+    const int64_t next = first + kKvKeys < end ? block_table[first / kKvKeys + 1] : block;
     const Planes<T> planes{reinterpret_cast<const T*>(kv.keys(block, head)),
-                           reinterpret_cast<const T*>(kv.values(block, head))};
+                           reinterpret_cast<const T*>(kv.values(block, head)),
+                           reinterpret_cast<const T*>(kv.keys(next, head))};
     int n_keys[kMaxQueries];
     for (int r = 0; r < n_queries; ++r)
       n_keys[r] = static_cast<int>(std::clamp<int64_t>(queries[r].n_keys - first, 0, kKvKeys));

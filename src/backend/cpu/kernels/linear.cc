@@ -41,7 +41,7 @@ void add_rest(const TileMatrix& w, int64_t tile, const RowRef* rows, int n, floa
   RowRef rest[kMaxTileRows];
   for (int r = 0; r < n; ++r) rest[r] = {.planes = rows[r].rest_planes, .scales = rows[r].rest_scales};
   alignas(64) float products[kMaxTileRows][16];
-  dot_tile_rows(w, tile, rest, n, products);
+  dot_tile_rows(w, tile, w.tile(tile), rest, n, products);
   for (int r = 0; r < n; ++r)
     for (int i = 0; i < 16; ++i) values[r][i] += products[r][i];
 }
@@ -159,8 +159,8 @@ void linear(const TileMatrix& w, int64_t tile_begin, int64_t tile_end, const Inp
       for (int64_t first = block; first < block_end; first += kMaxTileRows) {
         const int n = static_cast<int>(std::min<int64_t>(kMaxTileRows, block_end - first));
         for (int r = 0; r < n; ++r) rows[r] = x.row(first + r);
-        if (two) dot_two_tiles_rows(w, tile, w, tile + 1, rows, n, values[0], values[1]);
-        else dot_tile_rows(w, tile, rows, n, values[0]);
+        if (two) dot_two_tiles_rows(w, tile, w, tile + 1, w.tile(tile + 2), rows, n, values[0], values[1]);
+        else dot_tile_rows(w, tile, w.tile(tile + 1), rows, n, values[0]);
         add_rest(w, tile, rows, n, values[0]);
         if (two) add_rest(w, tile + 1, rows, n, values[1]);
         for (int r = 0; r < n; ++r) {
@@ -201,7 +201,7 @@ void gate_up(const TileMatrix& gate, const TileMatrix& up, int64_t tile_begin, i
       for (int64_t first = block; first < block_end; first += kMaxTileRows) {
         const int n = static_cast<int>(std::min<int64_t>(kMaxTileRows, block_end - first));
         for (int r = 0; r < n; ++r) rows[r] = x.row(first + r);
-        dot_two_tiles_rows(gate, tile, up, tile, rows, n, gates, ups);
+        dot_two_tiles_rows(gate, tile, up, tile, gate.tile(tile + 1), rows, n, gates, ups);
         add_rest(gate, tile, rows, n, gates);
         add_rest(up, tile, rows, n, ups);
         for (int r = 0; r < n; ++r) {
@@ -213,10 +213,11 @@ void gate_up(const TileMatrix& gate, const TileMatrix& up, int64_t tile_begin, i
   }
 }
 
-void accumulate(const TileMatrix& w, int64_t tile, const RowRef& x, float weight, float* HWY_RESTRICT out) {
+void accumulate(const TileMatrix& w, int64_t tile, const uint8_t* next, const RowRef& x, float weight,
+                float* HWY_RESTRICT out) {
   const TileF32 d;
   alignas(64) float values[1][16];
-  dot_tile_rows(w, tile, &x, 1, values);
+  dot_tile_rows(w, tile, next, &x, 1, values);
   add_rest(w, tile, &x, 1, values);
   for (size_t i = 0; i < 16; i += hn::Lanes(d))
     hn::StoreU(hn::MulAdd(hn::Set(d, weight), hn::Load(d, values[0] + i), hn::LoadU(d, out + i)), d, out + i);
@@ -248,8 +249,9 @@ void gate_up_tiles(const TileMatrix& gate, const TileMatrix& up, int64_t tile_be
   HWY_DYNAMIC_DISPATCH(gate_up)(gate, up, tile_begin, tile_end, x, n_rows, out);
 }
 
-void accumulate_tile(const TileMatrix& w, int64_t tile, const RowRef& x, float weight, float* out) {
-  HWY_DYNAMIC_DISPATCH(accumulate)(w, tile, x, weight, out);
+void accumulate_tile(const TileMatrix& w, int64_t tile, const uint8_t* next, const RowRef& x, float weight,
+                     float* out) {
+  HWY_DYNAMIC_DISPATCH(accumulate)(w, tile, next, x, weight, out);
 }
 
 }  // namespace lily::backend::cpu

@@ -108,7 +108,9 @@ void linear_tiles(const TileMatrix& w, int64_t tile_begin, int64_t tile_end, con
 void gate_up_tiles(const TileMatrix& gate, const TileMatrix& up, int64_t tile_begin, int64_t tile_end,
                    const InputRows& x, int64_t n_rows, const OutputRows& out);
 
-// out[0 .. 16) += weight * (row `x` times one tile of w).
-void accumulate_tile(const TileMatrix& w, int64_t tile, const RowRef& x, float weight, float* out);
+// out[0 .. 16) += weight * (row `x` times one tile of w). `next` is the tile that the caller reads then,
+// asked for meanwhile.
+void accumulate_tile(const TileMatrix& w, int64_t tile, const uint8_t* next, const RowRef& x, float weight,
+                     float* out);
 
 }  // namespace lily::backend::cpu

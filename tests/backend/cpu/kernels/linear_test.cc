@@ -292,7 +292,7 @@ TEST_P(LinearTiles, AccumulateAddsTheWeightedProduct) {
   const TestRows rows(1, 128, random_floats(128, random));
   std::vector<float> plain(32), sum(16, 2.0f);
   linear_tiles(w.matrix(), 0, 2, rows.input(), 1, {plain.data(), 32, 0, nullptr});
-  accumulate_tile(w.matrix(), 1, rows.input().row(0), 0.25f, sum.data());
+  accumulate_tile(w.matrix(), 1, w.matrix().tile(0), rows.input().row(0), 0.25f, sum.data());
   for (size_t i = 0; i < 16; ++i)
     EXPECT_NEAR(sum[i], 2.0 + 0.25 * plain[16 + i], 4 * kEps * (2 + std::abs(plain[16 + i])));
 }
