@@ -144,10 +144,11 @@ bool equals_ignoring_case(std::string_view text, std::string_view lower) {
                     [](char a, char b) { return ascii_lower(a) == b; });
 }
 
-// The value as JSON of one of the types; empty if it fits none.
+// The value as JSON of one of the types; empty if it fits none. A number beyond a double fits none: readers
+// of JSON refuse it, this one too when the call comes back in the history.
 std::string typed(std::string_view text, uint8_t types) {
-  if ((types & kInteger) && !text.empty() && integer_length(text) == text.size()) return std::string(text);
-  if ((types & kNumber) && is_number(text)) return std::string(text);
+  const bool is_integer = (types & kInteger) && !text.empty() && integer_length(text) == text.size();
+  if ((is_integer || ((types & kNumber) && is_number(text))) && parse_json(text)) return std::string(text);
   if (types & kBoolean)
     for (const std::string_view word : {"true", "false"})
       if (equals_ignoring_case(text, word)) return std::string(word);

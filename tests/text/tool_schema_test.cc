@@ -90,6 +90,16 @@ TEST(ToolSchema, ValuesOfUntypedParametersStayStrings) {
   EXPECT_EQ(typed("{'a': 1}", kObject), R"("{'a': 1}")");  // not JSON
 }
 
+TEST(ToolSchema, ANumberBeyondADoubleStaysText) {
+  const std::string largest(308, '9'), larger(309, '9');
+  EXPECT_EQ(typed(largest, kInteger), largest);
+  EXPECT_EQ(typed("1e308", kNumber), "1e308");
+  for (const std::string& text :
+       {larger, "-" + larger, larger + ".5", std::string("1e999"), std::string("-1e999")})
+    EXPECT_EQ(typed(text, kInteger | kNumber), '"' + text + '"');
+  EXPECT_EQ(typed("[1e999]", kArray), "\"[1e999]\"");
+}
+
 TEST(ToolSchema, ConversionInTheOrderOfTheRule) {
   EXPECT_EQ(typed("12", kInteger | kString), "12");
   EXPECT_EQ(typed("1.5", kInteger), "\"1.5\"");
