@@ -13,6 +13,7 @@
 #include "base/thread_pool.h"
 #include "model/weight_store.h"
 #include "plan/uses.h"
+#include "tests/backend/metal/delta_error.h"
 
 namespace lily::test {
 
@@ -188,37 +189,56 @@ bool is_wanted(const Scene& scene, const metal::LoweredOp& op) {
          });
 }
 
-void note(const metal::LoweredOp& op) {
-  for (const metal::Dispatch& d : op.dispatches) {
-    all_kernels().insert(d.kernel);
-    all_shapes().emplace(d.kernel, d.params);
-  }
+// Lowered is not launched: a grid may be empty, and what samples from the whole vocabulary runs on demand.
+std::set<std::string> launched(emulator::EmulatedDevice& gpu) {
+  std::set<std::string> kernels;
+  for (const emulator::DispatchCounters& c : gpu.take_counters())
+    if (c.n_threadgroups > 0) kernels.insert(c.kernel);
+  return kernels;
+}
+
+void note(const metal::LoweredOp& op, std::set<std::string> kernels) {
+  for (const metal::Dispatch& d : op.dispatches)
+    if (kernels.contains(d.kernel)) all_shapes().emplace(d.kernel, d.params);
+  all_kernels().merge(kernels);
 }
 
 }  // namespace
 
+bool is_of_vocabulary(const plan::Op& op) {
+  const auto uses = plan::uses(op);
+  return std::holds_alternative<plan::GatherRows>(op) || std::holds_alternative<plan::GreedyToken>(op) ||
+         std::holds_alternative<plan::SampleToken>(op) || std::holds_alternative<plan::TopCandidates>(op) ||
+         std::any_of(uses.begin(), uses.end(), [](const plan::Use& use) {
+           return use.resource == plan::Resource::weight && (use.weight.weight == model::Weight::embed ||
+                                                             use.weight.weight == model::Weight::final_norm ||
+                                                             use.weight.weight == model::Weight::lm_head);
+         });
+}
+
 void EveryKernel::TearDown() {
   if (testing::GTEST_FLAG(filter) != "*") return;
-  // No op stands for a copy of a state slot (steps_test and traced_test have it), and the vocabularies here
-  // are ranked in one round (vocabulary_test has longer ones).
-  const std::set<std::string> elsewhere = {"copy_slot", "rank_keys"};
   for (const emulator::CompiledLibrary* library : libraries_)
     for (unsigned f = 0; f < library->n_files; ++f)
       for (unsigned k = 0; k < library->files[f]->n_kernels; ++k) {
         const std::string name = library->files[f]->kernels[k].host_name;
-        EXPECT_TRUE(all_kernels().contains(name) || elsewhere.contains(name))
+        EXPECT_TRUE(all_kernels().contains(name) || elsewhere_.contains(name))
             << name << " has not been compared";
       }
 }
 
 void OpComparison::make_stage(const EmulatedOptions& options, const model::Checkpoint& checkpoint) {
   delete stage_;
-  stage_ = new Stage(options, checkpoint);
+  EmulatedOptions counting = options;
+  counting.keep_counters = true;
+  stage_ = new Stage(counting, checkpoint);
 }
 void OpComparison::TearDownTestSuite() {
   delete stage_;
   stage_ = nullptr;
 }
+
+void OpComparison::note_launched() { all_kernels().merge(launched(stage().gpu())); }
 
 void OpComparison::compare(const Scene& scene, const Policy& policy, Ending ending) {
   SCOPED_TRACE(scene.name);
@@ -236,29 +256,46 @@ void OpComparison::compare(const Scene& scene, const Policy& policy, Ending endi
   const int n_blocks = static_cast<int>((scene.context + 63) / 64);
   const auto n_sequences = static_cast<int>(scene.rows.size());
   ASSERT_TRUE(n_sequences == 1 || n_blocks * n_sequences <= kBlocks);
-  Inputs inputs(sequences, n_blocks, s.dims().vocab - 50);
-  if (ending == Ending::sampled)
-    inputs.sampling().resize(static_cast<size_t>(n_rows), {.top_k = 20, .seed = 5});
-  const plan::Plan plan = plan::forward(
-      s.dims(),
-      {.phase = scene.phase, .rows = n_rows, .outputs = n_rows, .context = scene.context, .ending = ending},
-      policy, {.keep_values = true});
+  if (scene.end_tokens) {
+    sequences.front().tokens.front() = s.dims().vocab - 1;
+    sequences.back().tokens.back() = 0;
+  }
+  Inputs inputs(sequences, n_blocks, s.dims().vocab - 50, scene.all_outputs);
+  const int n_outputs = inputs.n_outputs();
+  if (ending == Ending::sampled) {
+    inputs.sampling().resize(static_cast<size_t>(n_outputs), {.top_k = 20, .seed = 5});
+    if (n_outputs > 1) inputs.sampling().back() = {.temperature = 4, .seed = 5};  // from the whole vocabulary
+  }
+  model::Dims dims = s.dims();
+  dims.n_layers = scene.n_layers;
+  const plan::Plan plan = plan::forward(dims,
+                                        {.phase = scene.phase,
+                                         .rows = n_rows,
+                                         .outputs = n_outputs,
+                                         .context = scene.context,
+                                         .ending = ending},
+                                        policy, {.keep_values = true});
   const auto reference = s.reference().compile(plan);
   const auto metal = s.metal().compile(plan);
   const metal::Lowered& lowered = dynamic_cast<metal::MetalProgram&>(*metal).lowered();
-  if (std::none_of(lowered.ops.begin(), lowered.ops.end(),
-                   [&](const metal::LoweredOp& op) { return is_wanted(scene, op); }))
-    return;
+  const auto is_compared = [&](size_t i) {
+    return (!scene.compares || scene.compares(plan.ops[i])) &&
+           (is_wanted(scene, lowered.ops[i]) || leaves_memory(plan, plan.ops[i]));
+  };
+  size_t n_ops = 0;  // up to the last one that is wanted
+  for (size_t i = 0; i < plan.ops.size(); ++i)
+    if (is_compared(i) && is_wanted(scene, lowered.ops[i])) n_ops = i + 1;
+  if (n_ops == 0) return;
   s.fill_memory(n_sequences, std::min(n_blocks * n_sequences, kBlocks));
-  // Once through, so that all values exist there.
-  reference->submit(inputs.get());
-  reference->wait();
-
-  for (size_t i = 0; i < plan.ops.size(); ++i) {
+  const auto run = [&](backend::Program& program, size_t first, size_t last) {
+    program.run_ops(inputs.get(), static_cast<int>(first), static_cast<int>(last));
+  };
+  size_t n_done = 0;  // on the reference
+  for (size_t i = 0; i < n_ops; ++i) {
     const plan::Op& op = plan.ops[i];
-    if (scene.compares && !scene.compares(op)) continue;
-    if (!is_wanted(scene, lowered.ops[i]) && !leaves_memory(plan, op)) continue;
-    note(lowered.ops[i]);
+    if (!is_compared(i)) continue;
+    if (n_done < i) run(*reference, n_done, i);
+    n_done = i + 1;
     SCOPED_TRACE(fmt::format("op {} {}", i, plan::kind_name(op)));
     std::vector<ValueId> outputs;
     for (const plan::Use& use : plan::uses(op)) {
@@ -272,8 +309,10 @@ void OpComparison::compare(const Scene& scene, const Policy& policy, Ending endi
       reference->write(use.value, v);
       metal->write(use.value, v);
     }
-    reference->run_ops(inputs.get(), static_cast<int>(i), static_cast<int>(i) + 1);
-    metal->run_ops(inputs.get(), static_cast<int>(i), static_cast<int>(i) + 1);
+    run(*reference, i, i + 1);
+    launched(s.gpu());
+    run(*metal, i, i + 1);
+    note(lowered.ops[i], launched(s.gpu()));
     for (const plan::Use& use : plan::uses(op))
       if (use.resource == plan::Resource::kv && use.writes()) compare_cache(scene, use.layer);
     const bool rounds = rounds_terms(plan, op);
@@ -286,6 +325,11 @@ void OpComparison::compare(const Scene& scene, const Policy& policy, Ending endi
     const auto* attends = std::get_if<plan::GatedAttention>(&op);
     const double query =
         attends != nullptr && attends->prepares() ? query_rms(s.checkpoint(), attends->layer) : 0;
+    // The recurrence in registers has a bound of its own.
+    const auto* recurrence = std::get_if<plan::DeltaRule>(&op);
+    std::vector<double> of_recurrence;
+    if (recurrence != nullptr && recurrence->scan == plan::DeltaScan::in_registers)
+      of_recurrence = delta_rule_error(plan, *recurrence, inputs.get(), *reference, s.reference());
     for (const ValueId id : outputs) {
       const plan::Value& value = plan.value(id);
       if (value.rows == plan::RowSpace::matrix) continue;
@@ -308,8 +352,9 @@ void OpComparison::compare(const Scene& scene, const Policy& policy, Ending endi
             value.name.find("router_logits") == std::string::npos)
           continue;
         if (std::isinf(expected[k]) && expected[k] == got[k]) continue;
-        const double allowed =
-            value.type == plan::Type::i32 ? 0.5 : tolerance(expected[k], row, value.type, rounds);
+        const double allowed = value.type == plan::Type::i32 ? 0.5
+                               : !of_recurrence.empty()      ? of_recurrence[k]
+                                                        : tolerance(expected[k], row, value.type, rounds);
         const double ratio = std::abs(static_cast<double>(expected[k]) - got[k]) / allowed;
         if (!(ratio <= worst)) {
           worst = ratio;

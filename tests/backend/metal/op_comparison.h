@@ -6,7 +6,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
+#include <set>
 #include <string>
 
 #include "tests/backend/metal/rig.h"
@@ -26,6 +28,9 @@ struct Scene {
   // the widths make each one slow.
   enum class Only : uint8_t { all, new_kernels, new_shapes };
   Only only = Only::all;
+  bool all_outputs = true;  // logits of all rows, or of the last one of each sequence
+  bool end_tokens = false;  // the first row has the last token of the vocabulary, the last row the first
+  int n_layers = 4;         // the first ones: attention is the fourth
 };
 
 // Both devices hold the same random state and cache.
@@ -33,10 +38,10 @@ class Stage {
  public:
   explicit Stage(const EmulatedOptions& options = {},
                  const model::Checkpoint& checkpoint = tiny_checkpoint());
-  // Three delta layers and one of attention: of lily-tiny the first half.
+  // At most three delta layers and one of attention: of lily-tiny the first half.
   model::Dims dims() const {
     model::Dims d = checkpoint_.dims();
-    d.n_layers = 4;
+    d.n_layers = std::min(d.n_layers, 4);
     return d;
   }
   const model::Checkpoint& checkpoint() const { return checkpoint_; }
@@ -63,6 +68,8 @@ class OpComparison : public testing::Test {
   static Stage& stage() { return *stage_; }
 
   void compare(const Scene& scene, const plan::Policy& policy, plan::Ending ending = plan::Ending::logits);
+  // What the GPU has launched since, outside of compare(), counts as compared.
+  static void note_launched();
 
  private:
   void compare_cache(const Scene& scene, int layer);
@@ -71,15 +78,21 @@ class OpComparison : public testing::Test {
   static inline Stage* stage_ = nullptr;
 };
 
-// When everything in a program has run, every kernel of these libraries has been compared by compare().
+// Embedding, final norm, head and what a step ends in.
+bool is_of_vocabulary(const plan::Op& op);
+
+// When everything in a program has run, every kernel of these libraries has been launched and compared, but
+// for those that are `elsewhere`.
 class EveryKernel : public testing::Environment {
  public:
-  explicit EveryKernel(std::vector<const emulator::CompiledLibrary*> libraries)
-      : libraries_(std::move(libraries)) {}
+  explicit EveryKernel(std::vector<const emulator::CompiledLibrary*> libraries,
+                       std::set<std::string> elsewhere = {})
+      : libraries_(std::move(libraries)), elsewhere_(std::move(elsewhere)) {}
   void TearDown() override;
 
  private:
   const std::vector<const emulator::CompiledLibrary*> libraries_;
+  const std::set<std::string> elsewhere_;
 };
 
 }  // namespace lily::test

@@ -181,6 +181,20 @@ class UnquantisedOnTensorOps : public OfStorage {
 };
 TEST_F(EightBits, EveryOp) { compare_all(); }
 TEST_F(Unquantised, EveryOp) { compare_all(); }
+
+// Results far smaller than the state that they are read from, and rounded with it row by row.
+TEST_F(EightBits, ARecurrenceOfManyRows) {
+  for (const std::vector<int>& rows :
+       {std::vector<int>{2, 33, 5}, std::vector<int>{40}, std::vector<int>{3, 130}})
+    compare({.name = "many rows",
+             .phase = Phase::prefill,
+             .positions = std::vector<int>(rows.size(), 0),
+             .rows = rows,
+             .context = 256,
+             .compares = [](const plan::Op& op) { return std::holds_alternative<plan::DeltaRule>(op); }},
+            metal::default_policy());
+}
+
 TEST_F(FourBitsOnTensorOps, EveryOp) { compare_all(); }
 TEST_F(EightBitsOnTensorOps, EveryOp) { compare_all(); }
 TEST_F(UnquantisedOnTensorOps, EveryOp) { compare_all(); }
@@ -360,8 +374,11 @@ TEST_F(Ops, DecodeAttentionWithoutPackingOrCoalescing) {
     }
 }
 
+// No op stands for a copy of a state slot (steps_test has it), and the vocabularies here are ranked in one
+// round (vocabulary_test and head_test have longer ones).
 const testing::Environment* const kEveryKernel = testing::AddGlobalTestEnvironment(
-    new test::EveryKernel({&emulator::lily_metal_kernels_plain, &emulator::lily_metal_tensor_kernels_plain}));
+    new test::EveryKernel({&emulator::lily_metal_kernels_plain, &emulator::lily_metal_tensor_kernels_plain},
+                          {"copy_slot", "rank_keys"}));
 
 }  // namespace
 }  // namespace lily

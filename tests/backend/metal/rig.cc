@@ -89,6 +89,48 @@ void centre(CheckpointWriter& writer) {
   }
 }
 
+model::Dims narrow_dims(int n_experts) {
+  model::Dims dims = small_dims();
+  dims.hidden = 128;
+  dims.vocab = 512;
+  dims.n_q_heads = 4;
+  dims.n_key_heads = 2;
+  dims.n_value_heads = 4;
+  dims.n_experts = n_experts;
+  dims.expert_width = dims.shared_width = 128;
+  return dims;
+}
+
+// Without the middle layers, the second and third of the delta layers are as published: random bf16 values
+// take time.
+CheckpointWriter stored_as(model::Storage storage, const model::Dims& dims, bool middle_layers = true) {
+  CheckpointWriter::Options options;
+  if (storage != model::Storage::q4)
+    options.storage = [storage, middle_layers](model::WeightId id) {
+      const bool is_middle = id.layer == 1 || id.layer == 2;
+      return is_middle && !middle_layers ? model::published_storage(id.weight) : storage;
+    };
+  options.dims = dims;
+  CheckpointWriter writer(options);
+  if (storage == model::Storage::q8)
+    for (const char* key : {"quantization", "quantization_config"}) writer.config[key]["bits"] = 8;
+  return writer;
+}
+
+// A quarter of every linear weight's scales, or of its values where it is not quantised, so that sums of 2048
+// terms have the size of sums of 128.
+void quarter(CheckpointWriter& writer) {
+  for (Tensor& tensor : writer.tensors) {
+    const bool is_linear =
+        tensor.name.ends_with(".scales") ||
+        (tensor.name.ends_with(".weight") && tensor.dtype == "BF16" && tensor.shape.size() == 2);
+    if (!is_linear) continue;
+    auto* values = reinterpret_cast<Bf16*>(tensor.data.data());
+    for (size_t i = 0; i < tensor.data.size() / sizeof(Bf16); ++i)
+      values[i] = to_bf16(to_float(values[i]) / 4);
+  }
+}
+
 }  // namespace
 
 const model::Checkpoint& checkpoint_of(model::Storage storage, int n_experts) {
@@ -96,19 +138,8 @@ const model::Checkpoint& checkpoint_of(model::Storage storage, int n_experts) {
   static std::map<std::pair<model::Storage, int>, model::Checkpoint> made;
   const auto found = made.find({storage, n_experts});
   if (found != made.end()) return found->second;
-  CheckpointWriter::Options options;
-  if (storage != model::Storage::q4) options.storage = [storage](model::WeightId) { return storage; };
-  options.dims.hidden = 128;
-  options.dims.vocab = 512;
-  options.dims.n_q_heads = 4;
-  options.dims.n_key_heads = 2;
-  options.dims.n_value_heads = 4;
-  options.dims.n_experts = n_experts;
-  options.dims.expert_width = options.dims.shared_width = 128;
   const auto path = folder.path() / fmt::format("{}-{}", static_cast<int>(storage), n_experts);
-  CheckpointWriter writer(options);
-  if (storage == model::Storage::q8)
-    for (const char* key : {"quantization", "quantization_config"}) writer.config[key]["bits"] = 8;
+  CheckpointWriter writer = stored_as(storage, narrow_dims(n_experts));
   centre(writer);
   writer.write(path);
   return made.emplace(std::pair(storage, n_experts), model::Checkpoint::open(path)).first->second;
@@ -118,6 +149,34 @@ const model::Checkpoint& wide_checkpoint() {
   static const TempFolder folder;
   static const model::Checkpoint checkpoint = [] {
     engine::write_self_test_checkpoint(folder.path() / "model");
+    return model::Checkpoint::open(folder.path() / "model");
+  }();
+  return checkpoint;
+}
+
+const model::Checkpoint& wide_checkpoint_of(model::Storage storage) {
+  static const TempFolder folder;
+  static std::map<model::Storage, model::Checkpoint> made;
+  const auto found = made.find(storage);
+  if (found != made.end()) return found->second;
+  model::Dims dims = engine::self_test_dims();
+  dims.n_experts = 10;
+  const auto path = folder.path() / fmt::format("{}", static_cast<int>(storage));
+  CheckpointWriter writer = stored_as(storage, dims, storage != model::Storage::bf16);
+  quarter(writer);
+  centre(writer);
+  writer.write(path);
+  return made.emplace(storage, model::Checkpoint::open(path)).first->second;
+}
+
+const model::Checkpoint& vocabulary_checkpoint() {
+  static const TempFolder folder;
+  static const model::Checkpoint checkpoint = [] {
+    model::Dims dims = narrow_dims(12);
+    dims.hidden = model::qwen36_35b_a3b().hidden;
+    dims.vocab = model::qwen36_35b_a3b().vocab;
+    ThreadPool pool(physical_cores());
+    model::write_synthetic(dims, folder.path() / "model", {}, pool, {});
     return model::Checkpoint::open(folder.path() / "model");
   }();
   return checkpoint;

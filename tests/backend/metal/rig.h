@@ -51,6 +51,12 @@ const model::Checkpoint& checkpoint_of(model::Storage storage, int n_experts = 1
 // The real model's widths, as `lily selftest` has them: four layers, few experts, a short vocabulary.
 const model::Checkpoint& wide_checkpoint();
 
+// The same widths with ten experts, and with linear weights stored in this way as checkpoint_of() does.
+const model::Checkpoint& wide_checkpoint_of(model::Storage storage);
+
+// The real vocabulary and hidden width, all else narrow: for the embedding and the head.
+const model::Checkpoint& vocabulary_checkpoint();
+
 // The block of the cache that stands for block `id`, of which there may be more: all but block 0 stand for
 // several then.
 inline int cache_block(int id) { return id < kBlocks ? id : 1 + (id - 1) % (kBlocks - 1); }
