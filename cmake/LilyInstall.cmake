@@ -14,6 +14,11 @@ add_custom_command(
   DEPENDS lily VERBATIM)
 add_custom_target(lily_written DEPENDS ${written}/lily.1 ${written}/lily.bash ${written}/_lily ${written}/lily.fish)
 
+# Said first, and with the way out: CMake's own message names a file only.
+install(CODE "
+  if(NOT EXISTS \"$<TARGET_FILE:lily>\" OR NOT EXISTS \"${written}/lily.1\")
+    message(FATAL_ERROR \"build before installing: cmake --build ${CMAKE_BINARY_DIR} --target lily lily_written\")
+  endif()")
 install(TARGETS lily RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(DIRECTORY ${CMAKE_SOURCE_DIR}/models/lily-tiny DESTINATION share/lily/models)
 install(FILES ${written}/lily.1 DESTINATION share/man/man1)

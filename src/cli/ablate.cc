@@ -11,6 +11,7 @@
 #include <random>
 
 #include "base/error.h"
+#include "base/printable.h"
 #include "cli/ablate.h"
 #include "cli/ablate_plot.h"
 #include "cli/bench.h"
@@ -246,7 +247,7 @@ int run_ablate(const AblateOptions& o) {
     });
   }
   if (!o.json) {
-    fmt::print("{} on {} ({}), {} rounds\n", folder, backend, device, o.rounds);
+    fmt::print("{} on {} ({}), {}\n", folder, backend, device, counted(o.rounds, "round"));
     fmt::print("{:7} {:8} {:>7} {:>26} {:>26} {:>26}\n", "", "phase", "length", "on tok/s", "off tok/s",
                "gain");
   }

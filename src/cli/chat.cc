@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/printable.h"
 #include "cli/line_editor.h"
 #include "text/chat_template.h"
 
@@ -95,10 +96,9 @@ class Chat {
 
   void print_session() const {
     const engine::EngineStats s = assistant_.engine().stats();
-    fmt::print(stderr,
-               "lily: {} prompts of {} tokens in all, {:.0f} % of them cached; {} prompts began in the "
-               "cache, {} did not\n",
-               s.n_requests, s.prompt_tokens, s.cached_share() * 100, s.cache_hits, s.cache_misses);
+    fmt::print(stderr, "lily: {} of {} in all, {:.0f} % of them cached; {} began in the cache, {} did not\n",
+               counted(s.n_requests, "prompt"), counted(s.prompt_tokens, "token"), s.cached_share() * 100,
+               counted(s.cache_hits, "prompt"), s.cache_misses);
   }
 
   void set_system(const std::string& system) {
@@ -168,14 +168,15 @@ class Chat {
       assistant_.save_session(
           path, conversation(),
           conversation_json(messages_).dump(-1, ' ', false, Json::error_handler_t::replace));
-      fmt::print(stderr, "lily: {} messages and the model's state written to {}\n", messages_.size(), path);
+      fmt::print(stderr, "lily: {} and the model's state written to {}\n",
+                 counted(std::ssize(messages_), "message"), path);
       return;
     }
     std::ofstream out(path, std::ios::binary | std::ios::trunc);
     out << conversation_json(messages_).dump(2, ' ', false, Json::error_handler_t::replace) << '\n';
     out.close();
     if (!out) fail(Fault::user, "{}: cannot be written", path);
-    fmt::print(stderr, "lily: {} messages written to {}\n", messages_.size(), path);
+    fmt::print(stderr, "lily: {} written to {}\n", counted(std::ssize(messages_), "message"), path);
   }
 
   void load(const std::string& path) {
@@ -193,7 +194,7 @@ class Chat {
     system_.clear();
     if (!messages_.empty() && messages_[0].role == "system")
       for (const text::ContentPart& part : messages_[0].content) system_ += part.text;
-    fmt::print(stderr, "lily: {} messages{} read from {}\n", messages_.size(),
+    fmt::print(stderr, "lily: {}{} read from {}\n", counted(std::ssize(messages_), "message"),
                saved.has_state ? " and the model's state" : "", path);
   }
 
@@ -288,11 +289,10 @@ void AnswerPrinter::finish() {
 
 void print_statistics(const Answer& a) {
   fmt::print(stderr,
-             "lily: prompt {} tokens ({} cached) at {:.0f} tok/s, answer {} tokens at {:.0f} tok/s, first "
-             "token after "
+             "lily: prompt {} ({} cached) at {:.0f} tok/s, answer {} at {:.0f} tok/s, first token after "
              "{:.0f} ms{}\n",
-             a.end.usage.prompt_tokens, a.end.usage.cached_tokens, a.prefill_tok_s(),
-             a.end.usage.completion_tokens, a.decode_tok_s(), a.end.timings.ttft_ms,
+             counted(a.end.usage.prompt_tokens, "token"), a.end.usage.cached_tokens, a.prefill_tok_s(),
+             counted(a.end.usage.completion_tokens, "token"), a.decode_tok_s(), a.end.timings.ttft_ms,
              a.end.finish == engine::Finish::length ? "; ended by the token limit" : "");
 }
 

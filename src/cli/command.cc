@@ -5,6 +5,8 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <mutex>
+#include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -18,6 +20,18 @@ namespace {
 constexpr int64_t kProgramBytes = int64_t{256} << 20;
 // Of the machine's memory, one part in so many is left to others, at most 1 GiB.
 constexpr int64_t kLeastAvailableShare = 20;
+
+// Lines for stderr that wait; the engine's thread logs as well.
+struct Notices {
+  std::mutex mutex;
+  bool is_held = false;
+  std::string lines;
+};
+
+Notices& notices() {
+  static Notices instance;
+  return instance;
+}
 
 }  // namespace
 
@@ -113,8 +127,24 @@ void set_verbosity(int n_verbose) {
   set_log_sink([least](LogLevel level, std::string_view line) {
     if (level < least) return;
     const char* tag = level == LogLevel::warning ? "warning: " : level == LogLevel::error ? "error: " : "";
-    std::fprintf(stderr, "lily: %s%.*s\n", tag, static_cast<int>(line.size()), line.data());
+    const std::string text = fmt::format("lily: {}{}\n", tag, line);
+    Notices& waiting = notices();
+    const std::lock_guard lock(waiting.mutex);
+    if (waiting.is_held && (level == LogLevel::notice || level == LogLevel::warning)) waiting.lines += text;
+    else std::fputs(text.c_str(), stderr);
   });
+}
+
+void hold_notices() {
+  const std::lock_guard lock(notices().mutex);
+  notices().is_held = true;
+}
+
+void show_notices() {
+  Notices& waiting = notices();
+  const std::lock_guard lock(waiting.mutex);
+  waiting.is_held = false;
+  std::fputs(std::exchange(waiting.lines, {}).c_str(), stderr);
 }
 
 double now_s() {
@@ -129,26 +159,34 @@ std::string human_bytes(int64_t n_bytes) {
   return fmt::format("{} bytes", n_bytes);
 }
 
-ProgressBar::ProgressBar(std::string title)
-    : title_(std::move(title)), is_shown_(stderr_is_terminal()), start_s_(now_s()) {}
+ProgressBar::ProgressBar(std::string title, std::string unit)
+    : title_(std::move(title)), unit_(std::move(unit)), is_shown_(stderr_is_terminal()), start_s_(now_s()) {
+  show_notices();
+}
 
 ProgressBar::~ProgressBar() {
   if (is_shown_ && drawn_s_ > 0) std::fputs("\r\x1b[K", stderr);
 }
 
-void ProgressBar::update(int64_t done_bytes, int64_t total_bytes) {
+std::string ProgressBar::amount(int64_t n) const {
+  return unit_.empty() ? human_bytes(n) : std::to_string(n);
+}
+
+void ProgressBar::update(int64_t n_done, int64_t n_total) {
   const double now = now_s();
-  if (!is_shown_ || total_bytes <= 0 || (now - drawn_s_ < 0.1 && done_bytes < total_bytes)) return;
+  if (!is_shown_ || n_total <= 0 || (now - drawn_s_ < 0.1 && n_done < n_total)) return;
   drawn_s_ = now;
   constexpr int kWidth = 30;
-  const double share = static_cast<double>(done_bytes) / static_cast<double>(total_bytes);
-  const double rate = static_cast<double>(done_bytes) / std::max(now - start_s_, 1e-3);
-  const double left_s = static_cast<double>(total_bytes - done_bytes) / std::max(rate, 1.0);
+  const double share = static_cast<double>(n_done) / static_cast<double>(n_total);
+  const double rate = static_cast<double>(n_done) / std::max(now - start_s_, 1e-3);
   std::string bar(static_cast<size_t>(kWidth), ' ');
   for (int i = 0; i < kWidth && i < share * kWidth; ++i) bar[static_cast<size_t>(i)] = '#';
-  fmt::print(stderr, "\r{} [{}] {:3.0f} %  {} of {}  {}/s  {:.0f} s left \x1b[K", title_, bar, share * 100,
-             human_bytes(done_bytes), human_bytes(total_bytes), human_bytes(static_cast<int64_t>(rate)),
-             left_s);
+  std::string line = fmt::format("{} [{}] {:3.0f} %  {} of {}{}{}", title_, bar, share * 100, amount(n_done),
+                                 amount(n_total), unit_.empty() ? "" : " ", unit_);
+  if (n_done > 0)
+    line += fmt::format("  {}/s  {:.0f} s left", amount(static_cast<int64_t>(rate)),
+                        static_cast<double>(n_total - n_done) / rate);
+  fmt::print(stderr, "\r{} \x1b[K", line);
   std::fflush(stderr);
 }
 

@@ -61,9 +61,9 @@ struct DiskOptions {
 };
 void add_disk_options(CLI::App& command, DiskOptions& options);
 
-// The folder of a model: a path, a hub name that has been pulled or lies in the Hugging Face cache, or, where
-// `name` is empty, LILY_MODEL, else the real model if it has been pulled, else the bundled demo model with a
-// line on stderr.
+// The folder of a model: a path, "lily-tiny" for the bundled demo model, a hub name that has been pulled or
+// lies in the Hugging Face cache, or, where `name` is empty, LILY_MODEL, else the real model if it has been
+// pulled, else the demo model with a notice.
 std::string find_model(const std::string& name);
 
 // The policy that the device publishes, with what the options change in it.
@@ -86,16 +86,24 @@ bool stderr_is_terminal();
 bool stdout_is_terminal();
 bool use_colour();  // stdout is a terminal and NO_COLOR is not set
 void set_verbosity(int n_verbose);
+// Notices and warnings of a command that has not begun to work yet wait, so that an error stands alone;
+// show_notices prints those that wait, and later ones come at once.
+void hold_notices();
+void show_notices();
 
-// A bar on stderr, on a terminal only, redrawn at most ten times a second.
+// A bar on stderr, on a terminal only, redrawn at most ten times a second. What begins to show progress has
+// begun to work, so it shows the notices too.
 class ProgressBar {
  public:
-  explicit ProgressBar(std::string title);
+  // `unit`: what is counted, "tokens"; empty: bytes.
+  explicit ProgressBar(std::string title, std::string unit = {});
   ~ProgressBar();  // clears the line
-  void update(int64_t done_bytes, int64_t total_bytes);
+  void update(int64_t n_done, int64_t n_total);
 
  private:
-  std::string title_;
+  std::string amount(int64_t n) const;
+
+  std::string title_, unit_;
   bool is_shown_;
   double start_s_, drawn_s_ = 0;
 };

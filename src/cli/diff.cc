@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/printable.h"
 #include "cli/command.h"
 #include "engine/diff.h"
 #include "text/tokenizer.h"
@@ -68,8 +69,8 @@ int run_diff(const DiffOptions& o) {
                        {"worst", difference_json(report.worst)}};
     fmt::print("{}\n", json.dump(2));
   } else {
-    fmt::print("{} against {}: {} ops, {} values compared\n", candidate->info().backend, o.against,
-               report.n_ops, report.n_values);
+    fmt::print("{} against {}: {}, {} compared\n", candidate->info().backend, o.against,
+               counted(report.n_ops, "op"), counted(report.n_values, "value"));
     if (report.worst) fmt::print("largest share of a tolerance: {}\n", report.worst->line());
     fmt::print("{}\n",
                report.first ? "first difference: " + report.first->line() : "no difference beyond tolerance");

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/printable.h"
 #include "cli/command.h"
 #include "engine/evaluate.h"
 #include "engine/layers.h"
@@ -39,13 +40,11 @@ struct Subject {
   engine::LoadedModel model;
 };
 
-engine::EvalProgress progress_of(const char* title) {
-  auto last_s = std::make_shared<double>(0);
-  return [title, last_s](int64_t done, int64_t total) {
+engine::EvalProgress progress_of(const char* title, const char* unit) {
+  auto bar = std::make_shared<ProgressBar>(title, unit);
+  return [bar](int64_t done, int64_t total) {
     check_interrupted();
-    if (!stderr_is_terminal() || now_s() - *last_s < 0.2) return;
-    *last_s = now_s();
-    fmt::print(stderr, "\r{}: {} of {} tokens\x1b[K{}", title, done, total, done >= total ? "\r\x1b[K" : "");
+    bar->update(done, total);
   };
 }
 
@@ -107,18 +106,18 @@ Json against_goldens(const EvalOptions& o, const model::Checkpoint& checkpoint, 
   if (goldens.forced) {
     const auto executor = subject.model.make_executor();
     const auto score = engine::score(*executor, goldens.forced->ids, goldens.forced->positions, o.chunk,
-                                     progress_of("text"));
+                                     progress_of("text", "tokens"));
     report = forced_json(engine::compare(score, *goldens.forced));
   }
   if (!goldens.prompts.empty() || goldens.long_prompt) {
     engine::Engine engine(subject.model.make_executor());
     const std::vector<int32_t>& stop_ids = checkpoint.config().stop_ids;
     if (!goldens.prompts.empty())
-      report["greedy"] =
-          greedy_json(engine::run_greedy(engine, goldens.prompts, stop_ids, progress_of("prompts")));
+      report["greedy"] = greedy_json(
+          engine::run_greedy(engine, goldens.prompts, stop_ids, progress_of("answers", "tokens")));
     if (goldens.long_prompt)
       report["long"] = greedy_json(engine::run_greedy(engine, std::span(&*goldens.long_prompt, 1), stop_ids,
-                                                      progress_of("long prompt")));
+                                                      progress_of("long prompt", "tokens")));
   }
   const auto layers = std::filesystem::path(o.goldens) / "layers.safetensors";
   if (subject.model.device().info().keeps_values && std::filesystem::exists(layers)) {
@@ -137,7 +136,7 @@ Json on_text(const EvalOptions& o, const model::Checkpoint& checkpoint, const te
   const std::vector<int32_t> ids =
       tokenizer.encode(read_text_file(o.text, kMaxTextBytes), text::AddedTokens::none);
   if (ids.size() < 2)
-    fail(Fault::user, "{}: too short: {} tokens, at least 2 are needed", o.text, ids.size());
+    fail(Fault::user, "{}: too short: {}, at least 2 are needed", o.text, counted(std::ssize(ids), "token"));
   const std::vector<int32_t> positions = spread_positions(ids.size(), o.positions);
   std::string backend;  // of the first one, once made
   const auto score_with = [&](const ModelOptions& options) {
@@ -147,7 +146,7 @@ Json on_text(const EvalOptions& o, const model::Checkpoint& checkpoint, const te
     if (static_cast<int64_t>(ids.size()) > executor->limits().max_context)
       fail(Fault::user, "{}: {} tokens do not fit the context of {}", o.text, ids.size(),
            executor->limits().max_context);
-    return engine::score(*executor, ids, positions, o.chunk, progress_of("text"));
+    return engine::score(*executor, ids, positions, o.chunk, progress_of("text", "tokens"));
   };
   const engine::ForcedScore score = score_with(o.model);
   Json report;

@@ -13,6 +13,7 @@
 #endif
 
 #include "base/error.h"
+#include "base/log.h"
 #include "base/printable.h"
 #include "cli/command.h"
 #include "cli/hub_settings.h"
@@ -24,6 +25,8 @@ namespace lily::cli {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr const char* kDemoModel = "lily-tiny";
 
 bool is_model(const fs::path& folder) {
   std::error_code ignored;
@@ -61,8 +64,9 @@ bool is_begun(const std::string& name) {
 // Beside the program in the build tree, or where `make install` puts it.
 fs::path find_bundled() {
   const fs::path program = program_path().parent_path();
-  for (const char* place : {"../share/lily/models/lily-tiny", "../../models/lily-tiny", "models/lily-tiny"})
-    if (is_model(program / place)) return fs::weakly_canonical(program / place);
+  for (const char* place : {"../share/lily/models", "../../models", "models"})
+    if (const fs::path folder = program / place / kDemoModel; is_model(folder))
+      return fs::weakly_canonical(folder);
   return {};
 }
 
@@ -77,18 +81,17 @@ void refuse_foreign(const std::string& name, const fs::path& path) {
   const std::string shown = printable(name, 400);
   if (const std::string what = model::foreign_format(path); !what.empty())
     fail(Fault::user,
-         "'{}' is {}, a format that lily does not read; -m takes a folder with MLX safetensors: lily pull "
+         "'{}' is {}, a format that lily does not read; a model is a folder with MLX safetensors: lily pull "
          "fetches {}",
          shown, what, hub::kRealModel);
   if (!fs::exists(path, ignored) || fs::is_directory(path, ignored)) return;
   const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
   if (is_model(folder))
-    fail(Fault::user, "'{}' is one file of a checkpoint; name its folder: -m {}", shown,
+    fail(Fault::user, "'{}' is one file of a checkpoint; name its folder: {}", shown,
          printable(folder.string(), 400));
   fail(Fault::user,
-       "'{}' is a file; -m takes a checkpoint's folder (config.json, tokenizer.json, *.safetensors) or the "
-       "name "
-       "of a pulled one",
+       "'{}' is a file; a model is a checkpoint's folder (config.json, tokenizer.json, *.safetensors) or the "
+       "name of a pulled one",
        shown);
 }
 
@@ -108,6 +111,8 @@ std::string find_model(const std::string& asked) {
   std::string name = asked.empty() ? environment("LILY_MODEL") : asked;
   if (!name.empty()) {
     if (is_model(name)) return name;
+    if (const fs::path bundled = find_bundled(); name == kDemoModel && !bundled.empty())
+      return bundled.string();
     const std::string shown = printable(name, 400);
     refuse_foreign(name, name);
     if (looks_like_hub_name(name)) {
@@ -122,19 +127,20 @@ std::string find_model(const std::string& asked) {
            shown, shown);
     }
     fail(Fault::user,
-         "'{}' is not a model: there is no config.json in it; name a checkpoint's folder with -m", shown);
+         "'{}' is not a model: there is no config.json in it; name a checkpoint's folder, or {} for the demo "
+         "model",
+         shown, kDemoModel);
   }
   if (const fs::path found = find_pulled(hub::kRealModel); !found.empty()) return found.string();
   const fs::path bundled = find_bundled();
   if (bundled.empty())
     fail(Fault::user,
-         "no model is named, none has been downloaded and the demo model is missing; run lily pull, or use "
-         "-m FOLDER");
-  fmt::print(
-      stderr,
-      "lily: no model named: using the demo model lily-tiny, which knows a few toy tasks only. lily pull "
-      "downloads the real one, {}.\n",
-      hub::kRealModel);
+         "no model is named, none has been downloaded and the demo model is missing; run lily pull, or name "
+         "a checkpoint's folder");
+  log(LogLevel::notice,
+      "no model named: using the demo model {}, which knows a few toy tasks only. lily pull downloads the "
+      "real one, {}.",
+      kDemoModel, hub::kRealModel);
   return bundled.string();
 }
 

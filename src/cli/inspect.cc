@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/printable.h"
 #include "cli/command.h"
 #include "text/tokenizer.h"
 
@@ -124,8 +125,8 @@ void add_inspect(CLI::App& app, Action& action) {
         fmt::print("{}\n", report_json(report).dump(2, ' ', false, Json::error_handler_t::replace));
       else print(folder, report, options->tensors);
       if (report.problems.empty()) return 0;
-      fmt::print(stderr, "lily: {}: {} problem{}; the first: {}\n", folder, report.problems.size(),
-                 report.problems.size() == 1 ? "" : "s", report.problems[0]);
+      fmt::print(stderr, "lily: {}: {}; the first: {}\n", folder,
+                 counted(std::ssize(report.problems), "problem"), report.problems[0]);
       return kExitFailed;
     };
   });

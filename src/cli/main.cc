@@ -11,6 +11,7 @@
 #include "cli/ablate.h"
 #include "cli/command.h"
 #include "cli/line_editor.h"
+#include "cli/mistake.h"
 
 namespace {
 
@@ -64,18 +65,19 @@ int main(int argc, char** argv) {
   add_completions(app, action);
   add_man(app, action);
   add_version(app, action);
+  app.footer("lily help COMMAND says more of one.");
+  const std::vector<const char*> args = with_help_option(argc, argv);
   try {
-    app.parse(argc, argv);
+    app.parse(static_cast<int>(args.size()), args.data());
   } catch (const CLI::ParseError& e) {
-    if (e.get_exit_code() == 0) return app.exit(e);  // --help
-    std::string line = std::string(e.what()) + "; see lily --help";
-    if (argc > 1 && argv[1][0] != '-' && app.get_subcommands().empty())
-      line = fmt::format("'{}' is not a command; see lily --help", argv[1]);
-    return complain(line.c_str(), kExitUsage);
+    if (e.get_exit_code() == 0 && unknown_command(app, args) == nullptr) return app.exit(e);  // --help
+    return complain(mistake(app, args, e).c_str(), kExitUsage);
   }
   set_verbosity(n_verbose);
+  if (n_verbose == 0) hold_notices();
   try {
     const int code = action();
+    show_notices();
     if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
       return complain("the output cannot be written; is the disk full or the reader gone?", kExitFailed);
     return code;

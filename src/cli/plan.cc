@@ -4,6 +4,7 @@
 
 #include "backend/planner.h"
 #include "base/error.h"
+#include "base/printable.h"
 #include "cli/command.h"
 #include "plan/cost.h"
 #include "plan/print.h"
@@ -112,9 +113,9 @@ int run_plan(const PlanOptions& o) {
     return 0;
   }
   if (o.list) fmt::print("{}", plan::list(plan, work));
-  fmt::print("{} of {} row{} at context {}: {} ops as {} dispatches in {} stages, {} barriers\n", o.phase,
-             work.rows, work.rows == 1 ? "" : "s", work.position, plan.ops.size(), launches.launches,
-             launches.stages, launches.barriers);
+  fmt::print("{} of {} at context {}: {} as {} dispatches in {}, {}\n", o.phase, counted(work.rows, "row"),
+             work.position, counted(std::ssize(plan.ops), "op"), launches.launches,
+             counted(launches.stages, "stage"), counted(launches.barriers, "barrier"));
   const std::pair<const char*, int64_t> lines[] = {{"weights read", cost.weight_bytes},
                                                    {"delta state read", cost.state_read_bytes},
                                                    {"delta state written", cost.state_write_bytes},

@@ -21,7 +21,7 @@ void say_skipped(const std::vector<hub::RemoteFile>& files, const char* why, Tra
     if (names.size() < kNamesShown) names.push_back(printable(file.name, 60));
   const uint64_t n_bytes = std::accumulate(files.begin(), files.end(), uint64_t{0},
                                            [](uint64_t sum, const auto& file) { return sum + file.n_bytes; });
-  bar.note(fmt::format("skipped {} file{} {} ({}{}; {})", files.size(), files.size() == 1 ? "" : "s", why,
+  bar.note(fmt::format("skipped {} {} ({}{}; {})", counted(std::ssize(files), "file"), why,
                        fmt::join(names, ", "), files.size() > names.size() ? ", ..." : "",
                        human_bytes(static_cast<int64_t>(n_bytes))));
 }

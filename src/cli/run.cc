@@ -158,7 +158,8 @@ void add_run(CLI::App& app, Action& action) {
                       "File with a JSON array of tools that the model may call");
   command->add_flag("--json", options->json, "One JSON document on stdout, after the whole answer");
   command->footer(
-      "Examples:\n  lily run \"What is 17 * 23?\"\n  git diff | lily run --system \"Write a commit "
+      "Examples:\n  lily run --no-think \"What does the word river mean?\"\n  git diff | lily run --system "
+      "\"Write a commit "
       "message.\"\n"
       "  lily run                      (a chat; /help lists its commands)");
   command->callback([options, &action] { action = [options] { return run_run(*options); }; });

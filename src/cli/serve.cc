@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/heap.h"
 #include "base/log.h"
+#include "base/printable.h"
 #include "cli/answer.h"
 #include "cli/command.h"
 #include "cli/hub_settings.h"
@@ -81,6 +82,22 @@ class LastResort {
   std::thread thread_;  // last: it uses all of the above
 };
 
+void print_memory(const engine::MemoryPlan& plan) {
+  const auto line = [](const char* what, int64_t n_bytes, const std::string& purpose) {
+    if (n_bytes > 0) fmt::print(stderr, "  {:16} {:>8}  {}\n", what, human_bytes(n_bytes), purpose);
+  };
+  line("weights", plan.weight_bytes, "read from the checkpoint");
+  line("KV cache", plan.kv_bytes,
+       fmt::format("{} at once, up to {} each", counted(plan.max_sequences, "answer"),
+                   counted(plan.context, "token")));
+  line("states", plan.state_bytes, "what the same answers keep beside it");
+  line("earlier prompts", plan.cache_bytes, "so that what comes again is not read again");
+  line("scratch", plan.scratch_bytes, "while a step is computed");
+  line("program", plan.program_bytes, "requests, threads, responses that are stored");
+  line("in all", plan.total_bytes(),
+       fmt::format("of {} that it may take (--memory)", human_bytes(plan.budget_bytes)));
+}
+
 void print_settings(const std::string& host, int port, const std::string& model, bool has_key) {
   const std::string shown = host == "0.0.0.0" || host == "::" ? "localhost" : host;
   const std::string url =
@@ -147,15 +164,9 @@ int run_serve(ServeOptions o) {
   engine::Assistant assistant(folder, load, options);
   keep_on_disk(assistant, o.disk);
   if (o.replay == "off") assistant.set_replay(0);
-  const engine::MemoryPlan& memory = assistant.model()->memory();
-  fmt::print(
-      stderr,
-      "lily: {} on {}: {} weights, {} KV for {} x {} tokens, {} states, {} more for earlier prompts, {} "
-      "scratch, {} for the program; {} of {}\n",
-      folder, assistant.backend(), human_bytes(memory.weight_bytes), human_bytes(memory.kv_bytes),
-      memory.max_sequences, memory.context, human_bytes(memory.state_bytes), human_bytes(memory.cache_bytes),
-      human_bytes(memory.scratch_bytes), human_bytes(memory.program_bytes), human_bytes(memory.total_bytes()),
-      human_bytes(memory.budget_bytes));
+  show_notices();
+  fmt::print(stderr, "lily: {} on {} will take this memory:\n", folder, assistant.backend());
+  print_memory(assistant.model()->memory());
 
   server::HttpServer http(o.http);
   const int port = http.bind();

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "base/error.h"
+#include "base/printable.h"
 #include "base/thread_pool.h"
 #include "cli/command.h"
 #include "engine/routing.h"
@@ -49,8 +50,8 @@ bool is_plausible(const engine::LayerRouting& layer) {
 }
 
 void print_table(const std::vector<engine::LayerRouting>& layers, int n_tokens) {
-  fmt::print("Routing of {} random tokens: experts by their load, in multiples of the layer's mean load\n",
-             n_tokens);
+  fmt::print("Routing of {}: experts by their load, in multiples of the layer's mean load\n",
+             counted(n_tokens, "random token"));
   fmt::print("{:>5} {:>9} {:>7}  {:>5}", "layer", "heaviest", "used", "none");
   for (size_t i = 1; i < engine::kLoadBounds.size(); ++i)
     fmt::print(" {:>6}", fmt::format("<={}", engine::kLoadBounds[i]));
@@ -78,7 +79,7 @@ Json routing_json(const std::vector<engine::LayerRouting>& layers) {
 int run_synth(const SynthOptions& o) {
   model::Dims dims = o.shape == "lily-tiny" ? model::lily_tiny() : model::qwen36_35b_a3b();
   if (o.layers > dims.n_layers)
-    fail(Fault::user, "--layers {}: the shape has {} layers", o.layers, dims.n_layers);
+    fail(Fault::user, "--layers {}: the shape has {}", o.layers, counted(dims.n_layers, "layer"));
   if (o.layers > 0) dims.n_layers = o.layers;
   ThreadPool pool(o.threads > 0 ? o.threads : physical_cores());
   const double start_s = now_s();
@@ -106,8 +107,8 @@ int run_synth(const SynthOptions& o) {
                            .dump(2));
   } else if (o.routing > 0) {
     print_table(routing, o.routing);
-    fmt::print(stderr, "lily: read {} tokens through {} layers in {:.1f} s\n", o.routing, dims.n_layers,
-               routing_s);
+    fmt::print(stderr, "lily: read {} through {} in {:.1f} s\n", counted(o.routing, "token"),
+               counted(dims.n_layers, "layer"), routing_s);
   }
   return 0;
 }

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/printable.h"
 #include "plan/sample.h"
 
 namespace lily::engine {
@@ -66,7 +67,8 @@ double ForcedScore::perplexity() const {
 ForcedScore score(Executor& executor, std::span<const int32_t> ids, std::span<const int32_t> positions,
                   int chunk_rows, const EvalProgress& progress) {
   if (ids.size() < 2)
-    fail(Fault::user, "a text of {} tokens has no predictions; it needs at least 2", ids.size());
+    fail(Fault::user, "a text of {} has no predictions; it needs at least 2",
+         counted(std::ssize(ids), "token"));
   ForcedScore result{.positions = {positions.begin(), positions.end()}};
   const auto n = static_cast<int64_t>(ids.size());
   const auto n_tokens = static_cast<size_t>(executor.limits().n_tokens);
@@ -129,10 +131,13 @@ GreedyComparison compare(std::span<const int32_t> output, const GoldenPrompt& go
   return c;
 }
 
-std::vector<int32_t> greedy_output(Generation generation) {
+std::vector<int32_t> greedy_output(Generation generation, const std::function<void()>& on_token) {
   std::vector<int32_t> ids;
   while (auto event = generation.next()) {
-    if (const auto* token = std::get_if<Token>(&*event)) ids.push_back(token->id);
+    if (const auto* token = std::get_if<Token>(&*event)) {
+      ids.push_back(token->id);
+      if (on_token) on_token();
+    }
     const auto* end = std::get_if<Finished>(&*event);
     if (end == nullptr) continue;
     if (end->finish == Finish::error) throw Error(end->fault, end->error);
@@ -146,6 +151,12 @@ GreedyReport run_greedy(Engine& engine, std::span<const GoldenPrompt> prompts,
   GreedyReport report{.prompts = static_cast<int64_t>(prompts.size())};
   uint64_t hash = 0xcbf29ce484222325;  // FNV-1a over token ids
   const auto add_to_hash = [&](int32_t v) { hash = (hash ^ static_cast<uint32_t>(v)) * 0x100000001b3; };
+  int64_t n_done = 0, n_total = 0;
+  for (const GoldenPrompt& golden : prompts) n_total += std::ssize(golden.output);
+  const auto show = [&] {
+    if (progress) progress(n_done, n_total);
+  };
+  show();
   std::deque<Generation> ahead;
   size_t n_asked = 0;
   for (size_t i = 0; i < prompts.size(); ++i) {
@@ -157,7 +168,10 @@ GreedyReport run_greedy(Engine& engine, std::span<const GoldenPrompt> prompts,
                                        .max_tokens = static_cast<int32_t>(golden.output.size()),
                                        .keep_states = false}));
     }
-    const std::vector<int32_t> output = greedy_output(std::move(ahead.front()));
+    const std::vector<int32_t> output = greedy_output(std::move(ahead.front()), [&] {
+      ++n_done;
+      show();
+    });
     for (const int32_t token : output) add_to_hash(token);
     add_to_hash(-1);
     report.each.push_back(compare(output, prompts[i]));
@@ -165,7 +179,6 @@ GreedyReport run_greedy(Engine& engine, std::span<const GoldenPrompt> prompts,
     report.exact += report.each.back().exact;
     report.first_divergence_margin_max =
         std::max(report.first_divergence_margin_max, report.each.back().divergence_margin);
-    if (progress) progress(static_cast<int64_t>(i) + 1, report.prompts);
   }
   report.tokens_hash = hash;
   return report;

@@ -64,6 +64,6 @@ GreedyReport run_greedy(Engine& engine, std::span<const GoldenPrompt> prompts,
                         const std::vector<int32_t>& stop_ids, const EvalProgress& progress = {});
 
 // The tokens of one greedy answer, stop token included.
-std::vector<int32_t> greedy_output(Generation generation);
+std::vector<int32_t> greedy_output(Generation generation, const std::function<void()>& on_token = {});
 
 }  // namespace lily::engine

@@ -97,8 +97,8 @@ void HubClient::consider(const HttpReply& reply, const std::string& what, const 
   if (reply.is_final) fail(Fault::device, "{}: no answer from {}: {}", what, origin_, problem);
   if (!is_worth_it) fail(Fault::device, "{}: {} says: {}", what, origin_, problem);
   if (n_failures > n_retries)
-    fail(Fault::device, "{}: {}, after {} attempts; what has arrived is kept: run lily pull again", what,
-         problem, n_failures);
+    fail(Fault::device, "{}: {}, after {}; what has arrived is kept: run lily pull again", what, problem,
+         counted(n_failures, "attempt"));
   if (reply.retry_after_s > kMaxRetryAfterS)
     fail(Fault::device, "{}: the hub asks to wait {} s ({}); run lily pull again then", what,
          reply.retry_after_s, problem);

@@ -271,9 +271,8 @@ std::vector<StoredWeight> Matcher::run() {
   }
   judge_leftovers();
   if (n_converted_ > 0)
-    report_.notices.push_back(
-        fmt::format("{} tensors such as {} are F16 or F32 and are rounded to bfloat16 while loading",
-                    n_converted_, printable(converted_example_)));
+    report_.notices.push_back(fmt::format("rounded to bfloat16 while loading: {} in F16 or F32, such as {}",
+                                          counted(n_converted_, "tensor"), printable(converted_example_)));
   for (const CheckpointReport::Tensor& row : report_.tensors)
     report_.bytes_by_class[static_cast<size_t>(row.tensor_class)] += row.n_bytes;
   return std::move(weights_);

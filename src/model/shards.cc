@@ -77,12 +77,12 @@ void compare_with_index(const std::map<std::string, std::string>& index, Shards&
     if (!index.contains(name)) unlisted.add(name);
   const auto report = [&](const Disagreement& d, const char* what) {
     if (d.n > 0)
-      shards.notices.push_back(fmt::format("{}: {} tensors {}, such as {}; the files' own headers decide",
-                                           kIndexName, d.n, what, d.example));
+      shards.notices.push_back(fmt::format("{}: {} {}, such as {}; the files' own headers decide", kIndexName,
+                                           counted(d.n, "tensor"), what, d.example));
   };
-  report(elsewhere, "are in another file than it says");
-  report(nowhere, "it lists are in no file");
-  report(unlisted, "are in a file but not in it");
+  report(elsewhere, "in another file than it says");
+  report(nowhere, "that it lists in no file");
+  report(unlisted, "in a file but not in it");
 }
 
 }  // namespace
@@ -150,8 +150,8 @@ Shards open_shards(const fs::path& folder) {
     if (std::find(present.begin(), present.end(), name) == present.end()) shards.absent_files.push_back(name);
   if (!shards.absent_files.empty())
     shards.notices.push_back(
-        fmt::format("{} files that the index or the numbering names are not in the folder, such as {}",
-                    shards.absent_files.size(), shards.absent_files.front()));
+        fmt::format("not in the folder: {} that the index or the numbering names, such as {}",
+                    counted(std::ssize(shards.absent_files), "file"), shards.absent_files.front()));
 
   for (const std::string& name : present) {
     const bool is_mtp = is_mtp_file(name);

@@ -32,5 +32,11 @@ TEST(Printable, LongTextIsCutBetweenCharacters) {
   EXPECT_EQ(printable("abcd東京", 6), "abcd...");
 }
 
+TEST(Counted, OneIsSingular) {
+  EXPECT_EQ(counted(0, "prompt"), "0 prompts");
+  EXPECT_EQ(counted(1, "prompt"), "1 prompt");
+  EXPECT_EQ(counted(2, "prompt"), "2 prompts");
+}
+
 }  // namespace
 }  // namespace lily

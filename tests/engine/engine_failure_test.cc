@@ -126,8 +126,9 @@ TEST_P(EngineOf, AReaderThatLeavesIsCancelled) {
 TEST_P(EngineOf, AReaderThatStopsReadingIsCancelledAndTheOthersGoOn) {
   const auto engine = make(limits(), {.event_capacity = 10});
   Generation slow = engine->generate(greedy(prompt_of(4, 1), 300));
-  while (engine->stats().n_running + engine->stats().n_waiting > 0)
-    std::this_thread::sleep_for(milliseconds(1));
+  // Between the queue and its first step a request neither waits nor runs.
+  while (engine->stats().n_requests == 0) std::this_thread::sleep_for(milliseconds(1));
+  await_idle(*engine);
   const Answer answer = read_all(slow);
   EXPECT_EQ(answer.finished.finish, Finish::cancelled);
   EXPECT_LE(answer.ids.size(), 10u);

@@ -252,7 +252,7 @@ TEST_F(CheckpointTest, TheIndexIsAdvice) {
   test::write_file(index_path, changed.dump());
   const std::vector<std::string> notices = Checkpoint::open(folder_.path()).report().notices;
   EXPECT_THAT(notices, Contains(AllOf(HasSubstr("in another file than it says"), HasSubstr(norm))));
-  EXPECT_THAT(notices, Contains(AllOf(HasSubstr("are in no file"), HasSubstr("language_model.model.gone"))));
+  EXPECT_THAT(notices, Contains(AllOf(HasSubstr("in no file"), HasSubstr("language_model.model.gone"))));
   EXPECT_THAT(notices,
               Contains(AllOf(HasSubstr("but not in it"), HasSubstr("language_model.lm_head.weight"))));
   EXPECT_THAT(notices, Contains(HasSubstr("model-00007-of-00009.safetensors")));

@@ -1,4 +1,4 @@
-// The interactive chat on a pseudo-terminal, as a person uses it.
+// The interactive chat, and progress, on a pseudo-terminal, as a person uses them.
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/wait.h>
@@ -10,6 +10,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #ifdef __APPLE__
 #include <util.h>
@@ -24,13 +25,16 @@ namespace fs = std::filesystem;
 
 class Terminal {
  public:
-  explicit Terminal(const std::string& home) {
+  explicit Terminal(const std::string& home,
+                    std::vector<const char*> arguments = {"lily", "run", "-m", "models/lily-tiny",
+                                                          "--no-think", "-t", "0"}) {
+    arguments.push_back(nullptr);
     child_ = forkpty(&fd_, nullptr, nullptr, nullptr);
     if (child_ != 0) return;
     setenv("HOME", home.c_str(), 1);
     unsetenv("LILY_CACHE");
     unsetenv("LILY_MODEL");
-    execl(LILY_PROGRAM, "lily", "run", "-m", "models/lily-tiny", "--no-think", "-t", "0", nullptr);
+    execv(LILY_PROGRAM, const_cast<char* const*>(arguments.data()));
     _exit(127);
   }
   ~Terminal() {
@@ -170,6 +174,14 @@ TEST_F(Chat, MistakesAreToldAndTheChatGoesOn) {
   terminal.type("What does the word river mean?\r");
   terminal.wait_for("larger than a creek)");
   terminal.type("/quit\r");
+  EXPECT_EQ(terminal.exit_code(), 0);
+}
+
+TEST(Eval, ShowsItsProgress) {
+  Terminal terminal("/nonexistent", {"lily", "eval", "-m", "lily-tiny", "--text", "AGENTS.md"});
+  terminal.wait_for("text [");
+  terminal.wait_for(" tokens");
+  terminal.wait_for("perplexity");
   EXPECT_EQ(terminal.exit_code(), 0);
 }
 

@@ -141,6 +141,42 @@ TEST(Run, WithoutAModelTheDemoAnswersAndSaysSo) {
   EXPECT_NE(run.err.find("demo model"), std::string::npos) << run.err;
 }
 
+TEST(Run, TheDemoModelHasAName) {
+  const Outcome run = lily("run -m lily-tiny " + kQuestion);
+  EXPECT_EQ(run.out, std::string(kAnswer) + "\n") << run.err;
+  EXPECT_EQ(run.err.find("demo model"), std::string::npos) << run.err;
+}
+
+TEST(Run, TheExampleOfItsHelpIsAnsweredWell) {
+  const std::string help = lily("run --help").out;
+  const size_t at = help.find("lily run ", help.find("Examples:")) + 5;
+  const Outcome run = lily(help.substr(at, help.find('\n', at) - at));
+  EXPECT_EQ(run.out, std::string(kAnswer) + "\n") << run.err;
+}
+
+TEST(Help, IsACommandToo) {
+  EXPECT_EQ(lily("help").out, lily("--help").out);
+  EXPECT_EQ(lily("help run").out, lily("run --help").out);
+  EXPECT_NE(lily("help run").out.find("--no-think"), std::string::npos);
+  expect_one_clear_line(lily("help fly"), 2, "'fly' is not a command");
+}
+
+TEST(Usage, ANearMissIsNamedWithTheCommandsHelp) {
+  expect_one_clear_line(lily("run --no-thnk x"), 2,
+                        "lily run has no option --no-thnk: did you mean --no-think? see lily run --help");
+  expect_one_clear_line(lily("run --temp=1 x"), 2, "no option --temp: did you mean --temperature?");
+  expect_one_clear_line(lily("diff --profile t.json"), 2,
+                        "lily diff has no option --profile; see lily diff --help");
+  expect_one_clear_line(lily("run --temperature hot x"), 2, "see lily run --help");
+  expect_one_clear_line(lily("serv"), 2, "'serv' is not a command: did you mean serve? see lily --help");
+}
+
+TEST(Usage, ANoticeDoesNotStandBeforeAnError) {
+  expect_one_clear_line(lily("run --backend abacus x"), 2, "abacus");
+  expect_one_clear_line(lily("run --disable P9 x"), 2, "P9");
+  expect_one_clear_line(lily("serve --backend abacus"), 2, "abacus");
+}
+
 TEST(Usage, MistakesExitWith2AndOneLine) {
   expect_one_clear_line(lily("fly"), 2, "fly");
   expect_one_clear_line(lily("run --temperature hot x"), 2, "temperature");
@@ -196,8 +232,8 @@ TEST(Model, WhatOtherEnginesReadIsNamedWithTheWayOut) {
     refuses(at + "/sha256-of-a-blob", "is a GGUF file");
     refuses(at, "is a folder with a GGUF file");
     refuses(at + "/torch", "is a folder with a PyTorch file");
-    refuses(at + "/notes.txt", "is a file; -m takes a checkpoint's folder");
-    refuses("models/lily-tiny/model.safetensors", "name its folder: -m models/lily-tiny");
+    refuses(at + "/notes.txt", "is a file; a model is a checkpoint's folder");
+    refuses("models/lily-tiny/model.safetensors", "name its folder: models/lily-tiny");
   }
   // With the configuration of a checkpoint, but other weights.
   fs::copy("models/lily-tiny/config.json", folder.path() / "torch");
