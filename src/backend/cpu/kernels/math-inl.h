@@ -16,10 +16,10 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // A few units in the last place. Beyond the range of a float the result saturates near the largest float and
-// at 0.
+// at 0. NaN stays NaN, which the library's minimum and exponential would lose.
 template <class D, class V>
 HWY_INLINE V exp_of(D d, V x) {
-  return hn::Exp(d, hn::Min(x, hn::Set(d, 88.0f)));
+  return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(d, hn::Min(x, hn::Set(d, 88.0f))));
 }
 
 template <class D, class V>

@@ -1,6 +1,8 @@
 #include "backend/cpu/kernels/attention.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "tests/backend/cpu/kernels/kernel_test.h"
 
@@ -162,6 +164,19 @@ TEST_P(Attention, WhatIsNoNumberInAnInt8ValueReachesTheAnswer) {
   const auto o = attend(cache, 0, {&query, 1});
   for (int dim = 0; dim < kHeadDim; ++dim)
     EXPECT_EQ(std::isnan(o[static_cast<size_t>(dim)]), dim >= 64 && dim < 128) << dim;
+}
+
+TEST_P(Attention, WhatIsNoNumberInAKeyReachesTheAnswer) {
+  std::mt19937 random(12);
+  std::vector<float> key = random_floats(kHeadDim, random);
+  const auto q = random_floats(kHeadDim, random);
+  key[100] = std::numeric_limits<float>::quiet_NaN();
+  for (const KvType type : {KvType::bf16, KvType::f32, KvType::int8}) {
+    const Cache cache(80, 1, type, random);
+    store_key(cache.kv, cache.table[1], 0, 7, key.data());
+    const Query query{q.data(), 80};
+    for (const float o : attend(cache, 0, {&query, 1})) EXPECT_TRUE(std::isnan(o)) << static_cast<int>(type);
+  }
 }
 
 TEST_P(Attention, ValuesAreReadBackFromEveryPlaceOfABlock) {
