@@ -111,8 +111,8 @@ std::string find_model(const std::string& asked) {
   std::string name = asked.empty() ? environment("LILY_MODEL") : asked;
   if (!name.empty()) {
     if (is_model(name)) return name;
-    if (const fs::path bundled = find_bundled(); name == kDemoModel && !bundled.empty())
-      return bundled.string();
+    if (name == kDemoModel)
+      if (const fs::path bundled = find_bundled(); !bundled.empty()) return bundled.string();
     const std::string shown = printable(name, 400);
     refuse_foreign(name, name);
     if (looks_like_hub_name(name)) {

@@ -12,6 +12,7 @@
 #include "cli/command.h"
 #include "cli/line_editor.h"
 #include "cli/mistake.h"
+#include "cli/version_info.h"
 
 namespace {
 
@@ -65,6 +66,7 @@ int main(int argc, char** argv) {
   add_completions(app, action);
   add_man(app, action);
   add_version(app, action);
+  app.set_version_flag("-V,--version", fmt::format("lily {} ({})", kVersion, kCommit));
   app.footer("lily help COMMAND says more of one.");
   const std::vector<const char*> args = with_help_option(argc, argv);
   try {

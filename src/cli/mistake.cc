@@ -30,19 +30,25 @@ size_t distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
+// What an option or command is called, without the dashes.
+std::string_view bare(std::string_view word) {
+  return word.substr(std::min(word.find_first_not_of('-'), word.size()));
+}
+
 // ": did you mean NAME?", or nothing.
 std::string nearest(std::string_view word, const std::vector<std::string>& names) {
-  size_t least = std::min(kNear, word.size() / 2) + 1;
+  size_t least = std::min(kNear, bare(word).size() / 2) + 1;
   std::string_view found;
   for (const std::string& name : names) {
     const bool is_prefix = word.size() >= kLeastPrefix && name.starts_with(word);
-    const size_t d = is_prefix ? 0 : distance(word, name);
+    const size_t d = is_prefix ? 0 : distance(bare(word), bare(name));
     if (d < least) least = d, found = name;
   }
   return found.empty() ? "" : fmt::format(": did you mean {}?", found);
 }
 
-std::string unknown_option(const CLI::App& app, const CLI::App& command, const std::string& help) {
+// `called`: "lily run".
+std::string unknown_option(const CLI::App& app, const CLI::App& command, const std::string& called) {
   for (const std::string& word : app.remaining(true)) {
     if (!word.starts_with('-')) continue;
     const std::string name = word.substr(0, word.find('='));
@@ -50,9 +56,12 @@ std::string unknown_option(const CLI::App& app, const CLI::App& command, const s
     for (const CLI::App* one : {&command, &app})
       for (const OptionFacts& option : describe(*one).options)
         names.insert(names.end(), option.names.begin(), option.names.end());
+    if (std::ranges::find(names, name) != names.end())
+      return fmt::format("option {} stands before the command; write it behind: {} {} ...", name, called,
+                         name);
     const std::string near = nearest(name, names);
-    return fmt::format("{} has no option {}{} see {}", help.substr(0, help.rfind(' ')), printable(name),
-                       near.empty() ? ";" : near, help);
+    return fmt::format("{} has no option {}{} see {} --help", called, printable(name),
+                       near.empty() ? ";" : near, called);
   }
   return {};
 }
@@ -80,10 +89,11 @@ std::string mistake(const CLI::App& app, const std::vector<const char*>& args, c
   }
   const std::vector<CLI::App*> chosen = app.get_subcommands();
   const CLI::App& command = chosen.empty() ? app : *chosen.back();
-  const std::string help = chosen.empty() ? "lily --help" : fmt::format("lily {} --help", command.get_name());
-  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr)
-    if (std::string line = unknown_option(app, command, help); !line.empty()) return line;
-  return fmt::format("{}; see {}", error.what(), help);
+  const std::string called = chosen.empty() ? "lily" : "lily " + command.get_name();
+  // Without a command that is missed first, whatever stands there instead.
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr || chosen.empty())
+    if (std::string line = unknown_option(app, command, called); !line.empty()) return line;
+  return fmt::format("{}; see {} --help", error.what(), called);
 }
 
 }  // namespace lily::cli

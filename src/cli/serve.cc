@@ -105,11 +105,12 @@ void print_settings(const std::string& host, int port, const std::string& model,
   const char* const key = has_key ? "$LILY_API_KEY" : "none";
   fmt::print(stderr,
              "lily: ready at {}\n"
+             "  in a browser       {}/    (a chat page)\n"
              "  OpenAI clients     OPENAI_BASE_URL={}/v1 OPENAI_API_KEY={}    (model: {})\n"
              "  Anthropic clients  ANTHROPIC_BASE_URL={} ANTHROPIC_API_KEY={}\n"
              "  try it             curl {}/v1/chat/completions -d '{{\"messages\": [{{\"role\": \"user\", "
              "\"content\": \"Hello\"}}]}}'\n",
-             url, url, key, model, url, key, url);
+             url, url, url, key, model, url, key, url);
 }
 
 // With their keys, which come from the environment only.

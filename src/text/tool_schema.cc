@@ -144,8 +144,8 @@ bool equals_ignoring_case(std::string_view text, std::string_view lower) {
                     [](char a, char b) { return ascii_lower(a) == b; });
 }
 
-// The value as JSON of one of the types; empty if it fits none. A number beyond a double fits none: readers
-// of JSON refuse it, this one too when the call comes back in the history.
+// The value as JSON of one of the types; empty if it fits none. A number beyond a double fits none: some
+// readers of JSON refuse it, ours when the call comes back in the history.
 std::string typed(std::string_view text, uint8_t types) {
   const bool is_integer = (types & kInteger) && !text.empty() && integer_length(text) == text.size();
   if ((is_integer || ((types & kNumber) && is_number(text))) && parse_json(text)) return std::string(text);

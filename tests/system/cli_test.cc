@@ -168,6 +168,12 @@ TEST(Usage, ANearMissIsNamedWithTheCommandsHelp) {
   expect_one_clear_line(lily("diff --profile t.json"), 2,
                         "lily diff has no option --profile; see lily diff --help");
   expect_one_clear_line(lily("run --temperature hot x"), 2, "see lily run --help");
+  expect_one_clear_line(lily("run -x y"), 2, "lily run has no option -x; see lily run --help");
+  expect_one_clear_line(lily("--model lily-tiny run x"), 2,
+                        "option --model stands before the command; write it behind: lily run --model ...");
+  expect_one_clear_line(lily("--verion"), 2,
+                        "lily has no option --verion: did you mean --version? see lily --help");
+  expect_one_clear_line(lily("-m lily-tiny x"), 2, "lily has no option -m; see lily --help");
   expect_one_clear_line(lily("serv"), 2, "'serv' is not a command: did you mean serve? see lily --help");
 }
 

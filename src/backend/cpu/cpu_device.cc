@@ -9,6 +9,7 @@
 #include "backend/cpu/program.h"
 #include "base/error.h"
 #include "base/memory_limit.h"
+#include "base/printable.h"
 #include "model/checkpoint.h"
 
 #if defined(__APPLE__)
@@ -47,8 +48,8 @@ class CpuDevice final : public Device {
         trace_(options.trace),
         scratch_(pool_.n_threads()) {
     info_.backend = backend;
-    info_.name = fmt::format("{}, {} thread{}, {}", processor_name(), pool_.n_threads(),
-                             pool_.n_threads() == 1 ? "" : "s", to_string(target_));
+    info_.name =
+        fmt::format("{}, {}, {}", processor_name(), counted(pool_.n_threads(), "thread"), to_string(target_));
     info_.memory_bytes = static_cast<int64_t>(static_cast<double>(memory_limit()) * kMemoryShare);
   }
 

@@ -1,6 +1,6 @@
 // Runs the lowered ops of a step on the pool's threads. All threads walk through the same intervals, and a
 // barrier stands behind each. Of an interval's units each thread has a share that lies together, so that it
-// reads memory in one piece and ahead of itself; who is done with his own takes what others have left. Which
+// reads memory in one piece and ahead of itself; a thread that is done takes what others have left. Which
 // thread runs a unit does not matter to the result, so neither does the number of threads.
 #pragma once
 

@@ -24,9 +24,9 @@ struct Worker {
 struct Phase {
   std::function<int64_t(const Step&)> n_units;
   std::function<void(const Step&, Worker&, int64_t unit)> run;
-  // Called by a thread once, before its first unit of this phase, if set: what is cheaper to do in every
-  // thread than to wait for. Fills the worker's scratch memory, which belongs to the phase until the thread
-  // leaves it.
+  // Called by a thread before the first unit of this phase that it runs, and again when it comes back from
+  // another phase, if set: what is cheaper to do in every thread than to wait for. Fills the worker's scratch
+  // memory, which belongs to the phase until the thread leaves it.
   std::function<void(const Step&, Worker&)> prepare;
 };
 

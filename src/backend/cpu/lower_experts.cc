@@ -254,7 +254,8 @@ Lowered lower_op(const plan::ExpertsGateUp& o, const LowerContext& c) {
   op.phases.push_back({[=](const Step& step) { return pieces.count(step) + std::ssize(shared_ranges); },
                        [=](const Step& step, Worker& worker, int64_t unit) {
                          const InputRows rows = x.rows(step, worker);
-                         // The shared expert has the most rows: its units go first.
+                         // The shared expert has the most rows: its units go first, and small ones are left
+                         // for the end.
                          if (unit < std::ssize(shared_ranges)) {
                            const TileRange& range = shared_ranges[static_cast<size_t>(unit)];
                            gate_up_tiles(shared[0], shared[1], range.begin, range.end, rows, step.n_rows(),

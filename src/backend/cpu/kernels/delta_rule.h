@@ -6,8 +6,7 @@
 //   r = d S'k and o = q (d S + k delta) = d S'q + (q.k) delta
 // let the update of a token be joined with the reads of the next one. Bound by FMAs in a chunk, by the
 // state's bytes in decode. All sums fp32, over key dims in rising order; the result does not depend on how
-// rows are cut into chunks. The state goes past the caches to memory: by the time it is read again those of
-// all other layers have passed, and lines that are written whole need not be read first.
+// rows are cut into chunks.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +26,7 @@ struct DeltaArgs {
   int64_t o_stride = 0;
   int64_t n_rows = 0;
   const float* state_in = nullptr;  // [128, 128]; null: zeros
-  float* state_out = nullptr;       // [128, 128], 64-byte aligned; may be state_in
+  float* state_out = nullptr;       // [128, 128]; may be state_in
 };
 
 void delta_rule_scan(const DeltaArgs& args);
