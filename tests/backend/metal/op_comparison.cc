@@ -123,6 +123,31 @@ std::set<int64_t> near_ties(std::span<const float> logits, int64_t stride, int n
   return rows;
 }
 
+// What errors of the logits do to the weights of the chosen experts, [rows, 8]: w = softmax of their logits,
+// so dw_i = w_i (dl_i - sum_j w_j dl_j), the dl independent and within six deviations of tolerance().
+std::vector<double> router_weights_error(const plan::Plan& plan, const plan::NormRouter& op,
+                                         backend::Program& reference, bool rounds) {
+  constexpr size_t k = model::kExpertsPerToken;
+  const auto logits = reference.read(op.logits), ids = reference.read(op.ids),
+             weights = reference.read(op.weights);
+  const plan::Value& value = plan.value(op.logits);
+  const auto cols = static_cast<size_t>(value.cols);
+  std::vector<double> error(weights.size());
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const size_t first = i / k * k;  // of the row
+    const std::span<const float> row = std::span(logits).subspan(i / k * cols, cols);
+    const double size = rms(row);
+    double variance = 0;
+    for (size_t j = first; j < first + k; ++j) {
+      const double response = (i == j ? 1.0 : 0.0) - weights[j];
+      const double of_logit = tolerance(row[static_cast<size_t>(ids[j])], size, value.type, rounds);
+      variance += response * response * of_logit * of_logit;
+    }
+    error[i] = weights[i] * std::sqrt(variance);
+  }
+  return error;
+}
+
 // Queries and keys that are prepared inside attention are rounded to bf16 there. A score is a sum of 256
 // products over 16, so it moves by a relative 2^-8 / sqrt(3) of rms(query) * rms(key), and the output by as
 // much of itself. The cache's keys have an rms of 1, a prepared query that of its norm's weight.
@@ -317,7 +342,11 @@ void OpComparison::compare(const Scene& scene, const Policy& policy, Ending endi
       if (use.resource == plan::Resource::kv && use.writes()) compare_cache(scene, use.layer);
     const bool rounds = rounds_terms(plan, op);
     std::set<int64_t> skipped;
-    if (const auto* router = std::get_if<plan::NormRouter>(&op)) {
+    std::vector<double> of_weights;
+    const auto* router = std::get_if<plan::NormRouter>(&op);
+    if (router != nullptr) {
+      if (router->weights != plan::kNoValue)
+        of_weights = router_weights_error(plan, *router, *reference, rounds);
       const auto logits = reference->read(router->logits);
       skipped = near_ties(logits, plan.value(router->logits).cols, s.dims().n_experts,
                           sum_error(rounds) * rms(logits));
@@ -354,7 +383,9 @@ void OpComparison::compare(const Scene& scene, const Policy& policy, Ending endi
         if (std::isinf(expected[k]) && expected[k] == got[k]) continue;
         const double allowed = value.type == plan::Type::i32 ? 0.5
                                : !of_recurrence.empty()      ? of_recurrence[k]
-                                                        : tolerance(expected[k], row, value.type, rounds);
+                               : router != nullptr && id == router->weights
+                                   ? of_weights[k] + tolerance(expected[k], row, value.type, false)
+                                   : tolerance(expected[k], row, value.type, rounds);
         const double ratio = std::abs(static_cast<double>(expected[k]) - got[k]) / allowed;
         if (!(ratio <= worst)) {
           worst = ratio;

@@ -2,6 +2,7 @@
 #include <numeric>
 
 #include "backend/cpu/kernels/activation.h"
+#include "backend/cpu/kernels/dot_rate.h"
 #include "backend/cpu/kernels/embed.h"
 #include "backend/cpu/kernels/norm.h"
 #include "backend/cpu/kernels/rope.h"
@@ -17,6 +18,7 @@ class Activation : public PerTarget {};
 class Router : public PerTarget {};
 class Rope : public PerTarget {};
 class ShortConv : public PerTarget {};
+class ReadRate : public PerTarget {};
 
 double silu(double x) { return x / (1 + std::exp(-x)); }
 
@@ -232,11 +234,21 @@ TEST(EmbedRow, IsTheWeightsRowInEveryStorage) {
   }
 }
 
+TEST_P(ReadRate, TheSumIsOfAllWords) {
+  std::mt19937_64 random(8);
+  for (const size_t n : {0, 1, 15, 16, 63, 64, 65, 1000}) {
+    std::vector<uint64_t> words(n);
+    for (uint64_t& word : words) word = random();
+    EXPECT_EQ(sum_words(words), std::accumulate(words.begin(), words.end(), uint64_t{0})) << n;
+  }
+}
+
 LILY_FOR_EACH_TARGET(Norm);
 LILY_FOR_EACH_TARGET(Activation);
 LILY_FOR_EACH_TARGET(Router);
 LILY_FOR_EACH_TARGET(Rope);
 LILY_FOR_EACH_TARGET(ShortConv);
+LILY_FOR_EACH_TARGET(ReadRate);
 
 }  // namespace
 }  // namespace lily::backend::cpu
