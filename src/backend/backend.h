@@ -103,6 +103,17 @@ struct MemorySpec {
   int n_token_slots = 2;
   // Shape bounds for scratch; programs beyond it grow it when they are compiled.
   int max_rows = 512;
+  // States and blocks lie in the same memory: slot s where blocks s * n .. s * n + n - 1 do, with n =
+  // SharedPlaces::blocks_per_state and n_kv_blocks = n_state_slots * n. Whoever hands them out sees to it that
+  // of these only the slot, or only blocks, are in use.
+  bool shared_places = false;
+};
+
+// How a device that cannot give memory back lets states and KV have one budget: a state is as large as some
+// blocks, and either kind may lie anywhere.
+struct SharedPlaces {
+  int blocks_per_state = 0;  // 0: not on this device, each kind has its own memory
+  int64_t most_bytes = 0;    // of all places together; 0: no bound but the memory's
 };
 
 struct DeviceInfo {
@@ -141,6 +152,8 @@ class Device {
   // True where states and KV blocks take memory from their first use on only, until they are given back. More
   // of them than there is memory for may be reserved then: whoever hands them out counts those in use.
   virtual bool gives_back() const { return false; }
+  // For states and blocks of this policy, in bytes of blocks: MemorySpec::shared_places may be asked for.
+  virtual SharedPlaces shared_places(const model::Dims&, const plan::Policy&) const { return {}; }
   // Of a slot or block that nobody uses; what it held is lost.
   virtual void give_back_state(StateSlot) {}
   virtual void give_back_kv(int32_t /*block*/) {}
