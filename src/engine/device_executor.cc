@@ -25,7 +25,7 @@ constexpr int64_t kCacheShare = 4;
 // many, for one part in kCacheShare of it.
 constexpr int kMostStatesOfOnesAskedFor = 4;
 // Every prompt is compared with all of them.
-constexpr int kMostStatesOfASharedPool = 1024;
+constexpr int kMostStatesOfASharedPool = 1024;  // beside those of the sequences that run
 constexpr int64_t kMostBlocks = 1 << 20;
 
 int64_t blocks_of(int64_t n_tokens) { return (n_tokens + kKvBlockTokens - 1) / kKvBlockTokens; }
@@ -64,6 +64,30 @@ int64_t scratch_bytes(const model::Dims& dims, const plan::Policy& policy, int r
   return most;
 }
 
+int states_each(const plan::Policy& policy) { return depth_of(policy) + 1; }
+
+// One arena for states and blocks: as large as both kinds together would be each for itself, or all that is
+// left of a budget that was given. Where places would not hold what is promised (they are a little larger
+// than a state, and the last one of KV is not full), or are bounded to less than that, each kind keeps its
+// own memory.
+void share_places(MemoryPlan& plan, const backend::SharedPlaces& places, bool budget_was_given,
+                  int64_t n_needed_states, int64_t block_bytes) {
+  const int64_t n = places.blocks_per_state, place_bytes = n * block_bytes;
+  const int64_t n_promised = n_needed_states + (plan.spec.n_kv_blocks + n - 1) / n;
+  int64_t bytes = plan.pool_bytes();
+  if (places.most_bytes > 0 && places.most_bytes < bytes) return;
+  if (budget_was_given) bytes += std::max<int64_t>(0, plan.budget_bytes - plan.total_bytes());
+  if (places.most_bytes > 0) bytes = std::min(bytes, places.most_bytes);
+  const int64_t n_places =
+      std::min({bytes / place_bytes, n_promised + kMostStatesOfASharedPool, kMostBlocks / n});
+  if (n_places < n_promised) return;
+  plan.spec.shared_places = true;
+  plan.state_bytes = n_needed_states * place_bytes;
+  plan.cache_bytes = n_places * place_bytes - plan.state_bytes - plan.kv_bytes;
+  plan.spec.n_state_slots = static_cast<int>(n_places);
+  plan.spec.n_kv_blocks = static_cast<int>(n_places * n);
+}
+
 std::string gib(int64_t bytes) { return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / 0x1p30); }
 
 }  // namespace
@@ -79,7 +103,8 @@ int64_t kv_block_bytes(const model::Dims& dims, const plan::Policy& policy) {
 }
 
 MemoryPlan plan_memory(const model::Dims& dims, const plan::Policy& policy, int64_t device_bytes,
-                       int64_t weight_bytes, const MemoryOptions& options, const ScratchBytes& scratch_of) {
+                       int64_t weight_bytes, const MemoryOptions& options, const ScratchBytes& scratch_of,
+                       const backend::SharedPlaces& places) {
   if (options.context > dims.max_positions)
     fail(Fault::user, "a context of {} tokens is more than the model's limit of {}", options.context,
          dims.max_positions);
@@ -94,10 +119,10 @@ MemoryPlan plan_memory(const model::Dims& dims, const plan::Policy& policy, int6
   MemoryPlan plan{.max_sequences = options.max_sequences,
                   .weight_bytes = weight_bytes,
                   .program_bytes = options.program_bytes,
-                  .shared_pool = options.shared_pool && budget > 0,
+                  .shared_pool = options.shared_pool && places.blocks_per_state == 0 && budget > 0,
                   .budget_bytes = budget};
   const int rows = chunk_rows(policy, options, wanted);
-  const int needed_states = options.max_sequences * (depth_of(policy) + 1);
+  const int needed_states = options.max_sequences * states_each(policy);
   const int64_t slot_bytes = state_slot_bytes(dims, policy);
   // A model cut down to its first layers has no attention, and blocks that cost nothing.
   const int64_t block_bytes = std::max<int64_t>(1, kv_block_bytes(dims, policy));
@@ -107,7 +132,7 @@ MemoryPlan plan_memory(const model::Dims& dims, const plan::Policy& policy, int6
   const int64_t fixed = weight_bytes + plan.scratch_bytes + plan.program_bytes;
   const int64_t for_kv = budget - fixed - needed_states * slot_bytes;
   const auto context_that_fits = [&](int n_sequences) {
-    const int64_t left = budget - fixed - int64_t{n_sequences} * (depth_of(policy) + 1) * slot_bytes;
+    const int64_t left = budget - fixed - int64_t{n_sequences} * states_each(policy) * slot_bytes;
     return std::max<int64_t>(0, left / (block_bytes * n_sequences)) * kKvBlockTokens;
   };
   plan.context = wanted;
@@ -118,8 +143,7 @@ MemoryPlan plan_memory(const model::Dims& dims, const plan::Policy& policy, int6
           "{} of memory are not enough: weights take {}, scratch memory {}, the program {}, the state of one "
           "sequence {}; at least {} are needed",
           gib(budget), gib(weight_bytes), gib(plan.scratch_bytes), gib(plan.program_bytes),
-          gib((depth_of(policy) + 1) * slot_bytes),
-          gib(fixed + (depth_of(policy) + 1) * slot_bytes + block_bytes));
+          gib(states_each(policy) * slot_bytes), gib(fixed + states_each(policy) * slot_bytes + block_bytes));
     const int64_t fits = for_kv <= 0 ? 0 : context_that_fits(options.max_sequences);
     if (options.context > 0 ? fits < options.context : fits < kKvBlockTokens) {
       int n_sequences = options.max_sequences;
@@ -166,14 +190,21 @@ MemoryPlan plan_memory(const model::Dims& dims, const plan::Policy& policy, int6
           plan.pool_bytes() / slot_bytes, plan.spec.n_state_slots, needed_states + kMostStatesOfASharedPool));
     plan.spec.n_kv_blocks = static_cast<int>(
         std::clamp<int64_t>(plan.pool_bytes() / block_bytes, plan.spec.n_kv_blocks, kMostBlocks));
+  } else if (options.shared_pool && places.blocks_per_state > 0 && options.n_cached_states > 0) {
+    share_places(plan, places, options.budget_bytes > 0, needed_states, block_bytes);
   }
   return plan;
 }
 
 MemoryPlan plan_memory(const backend::Device& device, const model::Dims& dims, const plan::Policy& policy,
                        int64_t weight_bytes, const MemoryOptions& options) {
-  return plan_memory(dims, policy, device.info().memory_bytes, weight_bytes, options,
-                     [&](std::span<const plan::Plan> plans) { return device.scratch_bytes(plans); });
+  backend::SharedPlaces places;
+  if (!device.gives_back()) places = device.shared_places(dims, policy);
+  MemoryOptions possible = options;
+  possible.shared_pool = options.shared_pool && (device.gives_back() || places.blocks_per_state > 0);
+  return plan_memory(
+      dims, policy, device.info().memory_bytes, weight_bytes, possible,
+      [&](std::span<const plan::Plan> plans) { return device.scratch_bytes(plans); }, places);
 }
 
 plan::Shape shape_class(const Step& step, const Limits& limits, const plan::Policy& policy) {
@@ -216,6 +247,11 @@ DeviceExecutor::DeviceExecutor(backend::Device& device, const model::Dims& dims,
              .state_bytes = state_slot_bytes(dims, policy),
              .block_bytes = kv_block_bytes(dims, policy),
              .pool_bytes = memory.shared_pool ? memory.pool_bytes() : 0};
+  if (memory.spec.shared_places) {
+    limits_.blocks_per_state = limits_.n_kv_blocks / limits_.n_state_slots;
+    limits_.n_state_places = memory.max_sequences * states_each(policy);
+    limits_.state_bytes = limits_.blocks_per_state * limits_.block_bytes;
+  }
   device_.reserve(memory.spec, policy_);
 }
 

@@ -26,8 +26,8 @@ struct MemoryOptions {
   int max_chunk_rows = 0;    // 0: the policy's
   // Of a budget that was given, for the program itself, beside what it takes already (LoadedModel).
   int64_t program_bytes = 0;
-  // The device gives memory back: KV and states have one budget. With a budget that was given, the cache has
-  // all that is left of it.
+  // KV and states have one budget, where the device can do that: it gives memory back, or offers shared
+  // places. With a budget that was given, the cache has all that is left of it.
   bool shared_pool = false;
 };
 
@@ -37,8 +37,9 @@ struct MemoryPlan {
   int context = 0;
   int max_sequences = 0;
   int64_t weight_bytes = 0, state_bytes = 0, kv_bytes = 0, scratch_bytes = 0, program_bytes = 0;
-  int64_t cache_bytes = 0;  // of a shared pool: what is left for earlier prompts, KV or states
-  bool shared_pool = false;
+  // Of one budget: what is left for earlier prompts, KV or states.
+  int64_t cache_bytes = 0;
+  bool shared_pool = false;  // one budget of a device that gives memory back; spec.shared_places: of places
   int64_t budget_bytes = 0;
   // KV and states.
   int64_t pool_bytes() const { return state_bytes + kv_bytes + cache_bytes; }
@@ -53,11 +54,13 @@ int64_t kv_block_bytes(const model::Dims& dims, const plan::Policy& policy);
 using ScratchBytes = std::function<int64_t(std::span<const plan::Plan> plans)>;
 
 // Throws Error(Fault::user) naming the context, or the number of sequences, that fits. Without `scratch_of`
-// programs take what their plans say and no more.
+// programs take what their plans say and no more. Of a shared pool: `places` say that states and blocks share
+// places, else the device gives memory back.
 MemoryPlan plan_memory(const model::Dims& dims, const plan::Policy& policy, int64_t device_bytes,
                        int64_t weight_bytes, const MemoryOptions& options,
-                       const ScratchBytes& scratch_of = {});
-// The same for a device: its memory is the budget if none is given, and it says what its programs take.
+                       const ScratchBytes& scratch_of = {}, const backend::SharedPlaces& places = {});
+// The same for a device: its memory is the budget if none is given, and it says what its programs take and
+// what it can share.
 MemoryPlan plan_memory(const backend::Device& device, const model::Dims& dims, const plan::Policy& policy,
                        int64_t weight_bytes, const MemoryOptions& options);
 

@@ -28,11 +28,18 @@ struct Limits {
   int n_kv_blocks = 0;  // of backend::kKvBlockTokens tokens
   int n_token_slots = 0;
 
-  // Bytes of a state and of a KV block; what a state in the cache costs, and its blocks.
+  // Bytes of a state (in shared places of its place) and of a KV block; what a state in the cache costs, and
+  // its blocks.
   int64_t state_bytes = 1, block_bytes = 0;
   // What states and blocks may take together where that is less than all of them, and give_back_* works; 0:
-  // each has its own place.
+  // all of them.
   int64_t pool_bytes = 0;
+  // Shared places (backend::MemorySpec::shared_places): a state lies where so many blocks do; n_kv_blocks is
+  // n_state_slots times as many. 0: each has its own place.
+  int blocks_per_state = 0;
+  // Of shared places: so many never hold blocks at the same time. Sequences that run have at most so many
+  // states.
+  int n_state_places = 0;
 };
 
 struct Step {

@@ -53,40 +53,31 @@ void KvBlock::reset() {
   if (std::exchange(writable_, false)) state.has_writer = false;
   if (--state.holds > 0) return;
   state = {};
-  pool->free_.push_back(id_);
-  ++pool->n_kept_;
+  --pool->n_held_;
+  pool->vacant_->put_back(id_);
 }
 
-KvBlockPool::KvBlockPool(int n) : blocks_(static_cast<size_t>(n)) {
-  for (int32_t i = n - 1; i >= 0; --i) free_.push_back(i);
-}
+KvBlockPool::KvBlockPool(int n, std::unique_ptr<Vacancies> vacant)
+    : blocks_(static_cast<size_t>(n)), vacant_(std::move(vacant)) {}
 
-KvBlockPool::~KvBlockPool() {
-  LILY_CHECK(n_free() == n_total(), "{} blocks still held", n_total() - n_free());
-}
+KvBlockPool::~KvBlockPool() { LILY_CHECK(n_held_ == 0, "{} blocks still held", n_held_); }
 
 std::optional<KvBlock> KvBlockPool::take() {
-  if (free_.empty()) return std::nullopt;
-  const int32_t id = free_.back();
-  free_.pop_back();
-  n_kept_ = std::max(0, n_kept_ - 1);
-  state(id) = {.holds = 1, .relied = 0, .has_writer = true};
-  return KvBlock(this, id, true);
-}
-
-std::optional<int32_t> KvBlockPool::give_back() {
-  if (n_kept_ == 0) return std::nullopt;
-  return free_[free_.size() - static_cast<size_t>(n_kept_--)];
+  const std::optional<int32_t> id = vacant_->take();
+  if (!id) return std::nullopt;
+  state(*id) = {.holds = 1, .relied = 0, .has_writer = true};
+  ++n_held_;
+  return KvBlock(this, *id, true);
 }
 
 void KvBlockPool::check_integrity() const {
-  std::vector<int> seen(blocks_.size(), 0);
-  for (const int32_t id : free_) ++seen[static_cast<size_t>(id)];
+  std::vector<bool> is_held;
   for (size_t i = 0; i < blocks_.size(); ++i) {
-    const State& s = blocks_[i];
-    LILY_CHECK(seen[i] == (s.holds == 0 ? 1 : 0), "block {}: {} holds, {} times free", i, s.holds, seen[i]);
-    LILY_CHECK(s.holds > 0 || !s.has_writer, "block {} is free and has a writer", i);
+    LILY_CHECK(blocks_[i].holds > 0 || !blocks_[i].has_writer, "block {} is free and has a writer", i);
+    is_held.push_back(blocks_[i].holds > 0);
   }
+  LILY_CHECK(std::count(is_held.begin(), is_held.end(), true) == n_held_, "{} blocks held", n_held_);
+  vacant_->check_integrity(is_held);
 }
 
 }  // namespace lily::engine

@@ -7,8 +7,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
+
+#include "engine/vacancies.h"
 
 namespace lily::engine {
 
@@ -43,19 +46,20 @@ class KvBlock {
 // Outlives its blocks.
 class KvBlockPool {
  public:
-  explicit KvBlockPool(int n);
+  explicit KvBlockPool(int n) : KvBlockPool(n, std::make_unique<FreeList>(n)) {}
+  KvBlockPool(int n, std::unique_ptr<Vacancies> vacant);
   ~KvBlockPool();
   KvBlockPool(const KvBlockPool&) = delete;
   KvBlockPool& operator=(const KvBlockPool&) = delete;
 
-  // A block nobody else holds, as its writer; nothing if none is free.
+  // A block nobody else holds, as its writer; nothing if none is to be had.
   std::optional<KvBlock> take();
-  int n_free() const { return static_cast<int>(free_.size()); }
+  int n_free() const { return n_total() - n_held_; }  // that nobody holds
   int n_total() const { return static_cast<int>(blocks_.size()); }
-  // As in SlotPool.
-  int n_kept() const { return n_kept_; }
-  int n_resident() const { return n_total() - n_free() + n_kept_; }
-  std::optional<int32_t> give_back();
+  // As in Vacancies.
+  int n_kept() const { return vacant_->n_kept(); }
+  int n_resident() const { return n_held_ + n_kept(); }
+  std::optional<int32_t> give_back() { return vacant_->give_back(); }
   void check_integrity() const;
 
  private:
@@ -68,8 +72,8 @@ class KvBlockPool {
   State& state(int32_t id) { return blocks_[static_cast<size_t>(id)]; }
 
   std::vector<State> blocks_;
-  std::vector<int32_t> free_;  // the last n_kept_ are resident
-  int n_kept_ = 0;
+  int n_held_ = 0;
+  std::unique_ptr<Vacancies> vacant_;
 };
 
 }  // namespace lily::engine

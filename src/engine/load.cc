@@ -13,13 +13,13 @@ constexpr int kProbeTokens = 8;
 
 // Weights may be finite and so large that what is computed with them is not. A token that a device chooses
 // from such logits looks like any other, so a short text of tokens from all over the vocabulary is read once,
-// before the first sequence. State slot 0 and KV block 0 are nobody's yet.
+// before the first sequence. State slot 0 is nobody's yet, nor is the first KV block that does not lie there.
 void check_logits(Executor& executor, int32_t n_tokens) {
   const Limits& limits = executor.limits();
   const int n = std::min({kProbeTokens, limits.max_chunk_rows, limits.max_context});
   Step step{.phase = plan::Phase::prefill,
             .ending = plan::Ending::logits,
-            .block_table = {0},
+            .block_table = {limits.blocks_per_state},
             .output_rows = {n - 1}};
   for (int64_t i = 0; i < n; ++i) step.tokens.push_back(static_cast<int32_t>(i * n_tokens / n));
   step.segments.push_back({.n_rows = n, .dst = backend::StateSlot{0}});
@@ -85,11 +85,10 @@ LoadedModel::LoadedModel(const model::Checkpoint& checkpoint, int32_t n_tokens, 
          "the tokenizer has {} tokens and the model's vocabulary {} rows; they do not belong together",
          n_tokens, checkpoint.dims().vocab);
   MemoryOptions memory = options.memory;
-  memory.shared_pool = memory.shared_pool && device_->gives_back();
   // A device that does not say how to give memory back has its own, or leaves room for the program itself. So
   // does the budget that is the machine's.
-  memory.program_bytes =
-      memory.shared_pool && memory.budget_bytes > 0 ? memory.program_bytes + resident_memory() : 0;
+  const bool has_program = memory.shared_pool && device_->gives_back() && memory.budget_bytes > 0;
+  memory.program_bytes = has_program ? memory.program_bytes + resident_memory() : 0;
   memory_ = plan_memory(*device_, checkpoint.dims(), policy_, checkpoint.report().text_bytes, memory);
 }
 

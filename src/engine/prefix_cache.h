@@ -58,7 +58,6 @@ class PrefixCache {
   // Drops the snapshot that saves the least work for each byte it gives back; false if there is none. One
   // that gives back what is wanted, if any does: others hold the state or the blocks of a snapshot too, and
   // its loss would gain nothing.
-  enum class Wanted : uint8_t { state, block, memory };
   bool evict(Wanted wanted = Wanted::state);
   void clear();
   int size() const { return static_cast<int>(entries_.size()); }

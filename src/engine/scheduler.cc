@@ -135,13 +135,9 @@ void Scheduler::plan_states(Sequence& s) {
 }
 
 // What is being saved holds memory that nobody was promised, like the cache.
-bool Scheduler::make_memory(PrefixCache::Wanted wanted) {
-  return cache_.evict(wanted) || (saver_ && saver_->give_up());
-}
+bool Scheduler::make_memory(Wanted wanted) { return cache_.evict(wanted) || (saver_ && saver_->give_up()); }
 
-bool Scheduler::make_room_for_block() {
-  return make_memory(pool_.all_blocks_held() ? PrefixCache::Wanted::block : PrefixCache::Wanted::memory);
-}
+bool Scheduler::make_room_for_block() { return make_memory(pool_.wanted_for_block()); }
 
 KvBlock Scheduler::take_block() {
   for (;;) {
@@ -156,8 +152,7 @@ KvBlock Scheduler::take_block() {
 StateHold Scheduler::take_state() {
   for (;;) {
     if (auto state = pool_.take_state()) return std::move(*state);
-    if (make_memory(pool_.all_states_held() ? PrefixCache::Wanted::state : PrefixCache::Wanted::memory))
-      continue;
+    if (make_memory(pool_.wanted_for_state())) continue;
     LILY_CHECK(pool_.is_shrunk(), "promised state slots are missing");
     pool_.grow_back();
   }
@@ -172,7 +167,7 @@ void Scheduler::relieve_pressure(Clock::time_point now) {
   const int64_t missing = options_.least_available_bytes - available;
   if (missing <= 0) return;
   const int64_t before = pool_.resident_bytes(), n_evicted = cache_.n_evictions();
-  while (!pool_.shrink_to(before - missing) && make_memory(PrefixCache::Wanted::memory)) {
+  while (!pool_.shrink_to(before - missing) && make_memory(Wanted::memory)) {
   }
   const int64_t given_back = before - pool_.resident_bytes();
   totals_.given_back_bytes += given_back;
@@ -580,8 +575,8 @@ void Scheduler::check_integrity() const {
   pool_.states().check_integrity();
   tokens_.check_integrity();
   pool_.blocks().check_integrity();
-  LILY_CHECK(!pool_.gives_back() || pool_.resident_bytes() <= pool_.pool_bytes(), "{} bytes of {}",
-             pool_.resident_bytes(), pool_.pool_bytes());
+  LILY_CHECK(pool_.resident_bytes() <= pool_.pool_bytes(), "{} bytes of {}", pool_.resident_bytes(),
+             pool_.pool_bytes());
   if (!running_.empty()) return;
   LILY_CHECK(flights_.empty() && n_promised_blocks_ == 0, "{} steps, {} blocks promised to nobody",
              flights_.size(), n_promised_blocks_);

@@ -1,15 +1,14 @@
 // Decides what runs next and what becomes of it. No threads here: the engine's loop calls it, tests may too.
 //
 // - A prompt is read in chunks, one chunk in flight at a time, round robin over the prompts. Chunks alternate
-// with
-//   decode steps of the sequences that are writing.
+//   with decode steps of the sequences that are writing.
 // - A decode step takes up to Limits::max_decode_rows sequences: those whose tokens the device chooses
-// together,
-//   or those whose tokens the host chooses.
+//   together, or those whose tokens the host chooses.
 // - A sequence is admitted if it can be finished: the KV blocks for all its tokens and its state slots are
-// promised
-//   before it starts. What nobody has been promised is the prefix cache's, which gives up what
+//   promised before it starts. What nobody has been promised is the prefix cache's, which gives up what
 //   saves the least work for its bytes; where the machine's memory runs short, it gives up more.
+// - Where states and blocks share places, the sequences' states are promised places that blocks never have
+//   (places.h): so a promise holds wherever the blocks of others lie, and admission counts states and blocks.
 // - A step that fails ends the requests of that step, and no others.
 #pragma once
 
@@ -100,7 +99,7 @@ class Scheduler {
   // Brings a longer prefix from the disk into the cache, if there is one.
   void fetch_saved(Sequence& sequence);
   bool save_a_piece();
-  bool make_memory(PrefixCache::Wanted wanted);
+  bool make_memory(Wanted wanted);
   bool make_room_for_block();
   void remember(Sequence& sequence, Snapshot::Kind kind);
   void end(Sequence& sequence, Finish how, int32_t stop_id = -1);

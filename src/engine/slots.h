@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "engine/vacancies.h"
 
 namespace lily::engine {
 
@@ -51,47 +53,43 @@ class Slot {
 template <typename Id>
 class SlotPool {
  public:
-  explicit SlotPool(int n) : holds_(static_cast<size_t>(n), 0) {
-    for (int32_t i = n - 1; i >= 0; --i) free_.push_back(i);
-  }
+  explicit SlotPool(int n) : SlotPool(n, std::make_unique<FreeList>(n)) {}
+  SlotPool(int n, std::unique_ptr<Vacancies> vacant)
+      : holds_(static_cast<size_t>(n), 0), vacant_(std::move(vacant)) {}
   SlotPool(const SlotPool&) = delete;
   SlotPool& operator=(const SlotPool&) = delete;
-  ~SlotPool() { LILY_CHECK(free_.size() == holds_.size(), "{} slots still held", n_total() - n_free()); }
+  ~SlotPool() { LILY_CHECK(n_held_ == 0, "{} slots still held", n_held_); }
 
-  // Nothing if none is free.
+  // Nothing if none is to be had.
   std::optional<Slot<Id>> take() {
-    if (free_.empty()) return std::nullopt;
-    const int32_t index = free_.back();
-    free_.pop_back();
-    n_kept_ = std::max(0, n_kept_ - 1);
-    holds_[static_cast<size_t>(index)] = 1;
-    return Slot<Id>(this, index);
+    const std::optional<int32_t> index = vacant_->take();
+    if (!index) return std::nullopt;
+    holds_[static_cast<size_t>(*index)] = 1;
+    ++n_held_;
+    return Slot<Id>(this, *index);
   }
-  int n_free() const { return static_cast<int>(free_.size()); }
+  int n_free() const { return n_total() - n_held_; }  // that nobody holds
   int n_total() const { return static_cast<int>(holds_.size()); }
-  // Free ones that were in use since their memory was given back last. They are handed out first.
-  int n_kept() const { return n_kept_; }
-  int n_resident() const { return n_total() - n_free() + n_kept_; }
-  // One of these whose memory is given back now: the one free for the longest time.
+  // As in Vacancies.
+  int n_kept() const { return vacant_->n_kept(); }
+  int n_resident() const { return n_held_ + n_kept(); }
   std::optional<Id> give_back() {
-    if (n_kept_ == 0) return std::nullopt;
-    return Id{free_[free_.size() - static_cast<size_t>(n_kept_--)]};
+    const std::optional<int32_t> index = vacant_->give_back();
+    return index ? std::optional(Id{*index}) : std::nullopt;
   }
 
-  // Every slot is either free once or held.
   void check_integrity() const {
-    std::vector<int> seen(holds_.size(), 0);
-    for (const int32_t index : free_) ++seen[static_cast<size_t>(index)];
-    for (size_t i = 0; i < holds_.size(); ++i)
-      LILY_CHECK(seen[i] == (holds_[i] == 0 ? 1 : 0), "slot {}: {} holds, {} times free", i, holds_[i],
-                 seen[i]);
+    std::vector<bool> is_held;
+    for (const int32_t n : holds_) is_held.push_back(n > 0);
+    LILY_CHECK(std::count(is_held.begin(), is_held.end(), true) == n_held_, "{} slots held", n_held_);
+    vacant_->check_integrity(is_held);
   }
 
  private:
   friend class Slot<Id>;
   std::vector<int32_t> holds_;
-  std::vector<int32_t> free_;  // the last n_kept_ are resident
-  int n_kept_ = 0;
+  int n_held_ = 0;
+  std::unique_ptr<Vacancies> vacant_;
 };
 
 template <typename Id>
@@ -111,8 +109,8 @@ void Slot<Id>::reset() {
   if (pool_ == nullptr) return;
   SlotPool<Id>* const pool = std::exchange(pool_, nullptr);
   if (--pool->holds_[static_cast<size_t>(index_)] > 0) return;
-  pool->free_.push_back(index_);
-  ++pool->n_kept_;
+  --pool->n_held_;
+  pool->vacant_->put_back(index_);
 }
 
 }  // namespace lily::engine

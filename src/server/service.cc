@@ -236,14 +236,9 @@ Json Service::count_tokens(const engine::ChatRequest& request) const {
 }
 
 Service::Held Service::held(const engine::EngineStats& s) const {
-  const engine::LoadedModel* const model = assistant_.model();
-  if (model == nullptr) return {};
-  const auto part = [](int64_t bytes, int n_free, int n) {
-    return n > 0 ? bytes / n * (n - n_free) : int64_t{0};
-  };
-  const engine::MemoryPlan& memory = model->memory();
-  return {.kv_bytes = part(memory.kv_bytes, s.n_free_blocks, s.n_blocks),
-          .state_bytes = part(memory.state_bytes, s.n_free_states, s.n_states)};
+  const engine::Limits& limits = assistant_.engine().limits();
+  return {.kv_bytes = (s.n_blocks - s.n_free_blocks) * limits.block_bytes,
+          .state_bytes = (s.n_states - s.n_free_states) * limits.state_bytes};
 }
 
 Json Service::cache() const {

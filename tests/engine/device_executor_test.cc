@@ -156,6 +156,70 @@ TEST(Memory, StatesAndBlocksOfASharedPoolAreMoreThanFitTogether) {
   EXPECT_EQ(shared.total_bytes(), alone.total_bytes());
 }
 
+// As a GPU offers them: a state of the real model lies where 50 blocks do.
+backend::SharedPlaces places_of(int64_t most_bytes = 0) {
+  const model::Dims dims = model::qwen36_35b_a3b();
+  const int64_t state = state_slot_bytes(dims, gpu_policy()), block = kv_block_bytes(dims, gpu_policy());
+  return {.blocks_per_state = static_cast<int>((state + block - 1) / block), .most_bytes = most_bytes};
+}
+
+MemoryPlan plan_in_places(int64_t device_bytes, MemoryOptions options,
+                          const backend::SharedPlaces& places = places_of()) {
+  options.shared_pool = true;
+  return plan_memory(model::qwen36_35b_a3b(), gpu_policy(), device_bytes, 19'508'787'456, options, {},
+                     places);
+}
+
+TEST(Memory, SharedPlacesAreOneBudgetInWhichWhatIsPromisedFits) {
+  const model::Dims dims = model::qwen36_35b_a3b();
+  const int64_t block = kv_block_bytes(dims, gpu_policy()), place = 50 * block;
+  ASSERT_EQ(places_of().blocks_per_state, 50);
+  for (const int64_t budget : {22 * kGiB, 24 * kGiB, 30 * kGiB, 64 * kGiB, 128 * kGiB})
+    for (const int n : {1, 2, 4})
+      for (const bool is_given : {false, true}) {
+        MemoryOptions options{.max_sequences = n};
+        if (is_given) options.budget_bytes = budget;
+        const MemoryPlan apart = plan_memory(dims, gpu_policy(), budget, 19'508'787'456, options);
+        const MemoryPlan plan = plan_in_places(budget, options);
+        ASSERT_TRUE(plan.spec.shared_places) << budget << ", " << n;
+        EXPECT_EQ(plan.spec.n_kv_blocks, plan.spec.n_state_slots * 50);
+        EXPECT_EQ(plan.pool_bytes(), plan.spec.n_state_slots * place);
+        EXPECT_EQ(plan.context, apart.context);
+        const int64_t n_context_places = (apart.spec.n_kv_blocks + 49) / 50;
+        EXPECT_GE(plan.spec.n_state_slots, 3 * n + n_context_places);
+        EXPECT_LE(plan.spec.n_state_slots, 3 * n + n_context_places + 1024);
+        EXPECT_LE(plan.total_bytes(), is_given ? budget : apart.total_bytes());
+        const bool is_bounded = plan.spec.n_state_slots == 3 * n + n_context_places + 1024;
+        if (!is_bounded) EXPECT_GT(plan.total_bytes() + place, is_given ? budget : apart.total_bytes());
+      }
+}
+
+TEST(Memory, PlacesAreSharedOnlyWhereThatIsNoLoss) {
+  const MemoryOptions options{.context = 32768};
+  const MemoryPlan apart =
+      plan_memory(model::qwen36_35b_a3b(), gpu_policy(), 64 * kGiB, 19'508'787'456, options);
+  const auto is_as_apart = [&](const MemoryPlan& plan) {
+    return !plan.spec.shared_places && plan.spec.n_state_slots == apart.spec.n_state_slots &&
+           plan.spec.n_kv_blocks == apart.spec.n_kv_blocks && plan.total_bytes() == apart.total_bytes();
+  };
+  EXPECT_TRUE(plan_in_places(64 * kGiB, options).spec.shared_places);
+  EXPECT_TRUE(is_as_apart(plan_in_places(64 * kGiB, options, places_of(apart.pool_bytes() - 1))));
+  // A bound above that is kept.
+  MemoryOptions given = options;
+  given.budget_bytes = 64 * kGiB;
+  const MemoryPlan bounded = plan_in_places(0, given, places_of(apart.pool_bytes() + kGiB));
+  EXPECT_TRUE(bounded.spec.shared_places);
+  EXPECT_LE(bounded.pool_bytes(), apart.pool_bytes() + kGiB);
+  EXPECT_GT(bounded.pool_bytes(), apart.pool_bytes() + kGiB * 9 / 10);
+  // Nothing is left for the cache: the context that fits is not to be less for the sake of places.
+  const MemoryPlan least = plan_in_places(64 * kGiB, {.context = 32768, .n_cached_states = 0});
+  EXPECT_FALSE(least.spec.shared_places);
+  MemoryOptions tight = options;
+  tight.budget_bytes = least.total_bytes();
+  EXPECT_FALSE(plan_in_places(0, tight).spec.shared_places);
+  EXPECT_EQ(plan_in_places(0, tight).context, 32768);
+}
+
 TEST(Memory, RefusalsNameWhatFits) {
   const model::Dims dims = model::qwen36_35b_a3b();
   const auto plan = [&](const MemoryOptions& options) {

@@ -180,7 +180,7 @@ TEST(Eviction, IsByWorkSavedPerByteThatIsGivenBack) {
   std::vector<KvBlock> holds;
   for (const KvBlock& block : held.blocks) holds.push_back(block.share(64));
   cache.insert(std::move(held));
-  ASSERT_TRUE(cache.evict(PrefixCache::Wanted::memory));
+  ASSERT_TRUE(cache.evict(Wanted::memory));
   EXPECT_TRUE(cache.contains(text(2, 900)));
   EXPECT_FALSE(cache.contains(text(1, 3000)));
   cache.clear();
@@ -197,7 +197,7 @@ TEST(Eviction, OfEqualBytesThatGoesWhichSavesLess) {
     for (int i = 0; i < n; i += 64) s.blocks.push_back(std::move(*blocks.take()));
     cache.insert(std::move(s));
   }
-  ASSERT_TRUE(cache.evict(PrefixCache::Wanted::memory));
+  ASSERT_TRUE(cache.evict(Wanted::memory));
   EXPECT_TRUE(cache.contains(text(128, 128)));
   cache.clear();
 }

@@ -270,11 +270,11 @@ TEST(PrefixCache, WhatGivesBackNothingThatIsWantedStays) {
   }
   ASSERT_EQ(blocks.n_free(), 0);
   // The first one is worth as little as the third, and was not used for longer, but its block is held twice.
-  EXPECT_TRUE(cache.evict(PrefixCache::Wanted::block));
+  EXPECT_TRUE(cache.evict(Wanted::block));
   EXPECT_EQ(blocks.n_free(), 1);
   EXPECT_TRUE(cache.contains(count_from(0, 64)));
   EXPECT_FALSE(cache.contains(count_from(5000, 64)));
-  EXPECT_TRUE(cache.evict(PrefixCache::Wanted::state));
+  EXPECT_TRUE(cache.evict(Wanted::state));
   EXPECT_FALSE(cache.contains(count_from(0, 64)));
   cache.clear();
   EXPECT_EQ(blocks.n_free(), 4);

@@ -1,6 +1,7 @@
 // An executor without a model: tokens on cue, failures on cue. A state slot holds the very tokens that were
 // fed, a KV block the tokens of its positions; every step checks that both tell the same story, so that a
-// wrong slot, block or position cannot go unnoticed.
+// wrong slot, block or position cannot go unnoticed. Where states and blocks share places, what is written to
+// one kind is lost to the other.
 #pragma once
 
 #include <algorithm>
@@ -166,8 +167,7 @@ class ScriptedExecutor final : public Executor {
 
   void copy_kv(int32_t from, int32_t to, int n_tokens) override {
     LILY_CHECK(flights_.empty(), "a step is in flight");
-    auto& target = kv_.at(static_cast<size_t>(to));
-    target.fill(kPoison);
+    auto& target = begin_block(to);
     for (int i = 0; i < n_tokens; ++i)
       target[static_cast<size_t>(i)] = kv_.at(static_cast<size_t>(from))[static_cast<size_t>(i)];
     const std::lock_guard lock(mutex_);
@@ -201,7 +201,7 @@ class ScriptedExecutor final : public Executor {
   }
   void write_state(backend::StateSlot slot, int piece, std::span<const float> values) override {
     LILY_CHECK(flights_.empty(), "a step is in flight");
-    auto& state = states_.at(static_cast<size_t>(slot));
+    auto& state = begin_state(slot);
     if (piece == 0) state.emplace(static_cast<size_t>(values[0]), kPoison);
     else std::copy_n(values.begin(), state->size(), state->begin());
   }
@@ -212,14 +212,35 @@ class ScriptedExecutor final : public Executor {
   }
   void write_kv(int32_t block, int n_tokens, std::span<const float> values) override {
     LILY_CHECK(flights_.empty(), "a step is in flight");
-    auto& to = kv_.at(static_cast<size_t>(block));
-    to.fill(kPoison);
+    auto& to = begin_block(block);
     std::copy_n(values.begin(), n_tokens, to.begin());
   }
 
  private:
   static constexpr int32_t kPoison = -77;
   using History = std::vector<int32_t>;
+
+  using Block = std::array<int32_t, backend::kKvBlockTokens>;
+
+  // To be written. What lay in the same place is lost.
+  std::optional<History>& begin_state(backend::StateSlot slot) {
+    const auto place = static_cast<size_t>(slot);
+    const auto n = static_cast<size_t>(limits_.blocks_per_state);
+    for (size_t block = place * n; block < (place + 1) * n; ++block) kv_.at(block).fill(kPoison);
+    return states_.at(place);
+  }
+  Block& begin_block(int32_t block) {
+    if (limits_.blocks_per_state > 0)
+      states_.at(static_cast<size_t>(block / limits_.blocks_per_state)).reset();
+    Block& target = kv_.at(static_cast<size_t>(block));
+    target.fill(kPoison);
+    return target;
+  }
+  // From its first position on nothing in it is old.
+  Block& written_block(const Step& step, const backend::Segment& s, int position) {
+    const int32_t id = block(step, s, position / backend::kKvBlockTokens);
+    return position % backend::kKvBlockTokens == 0 ? begin_block(id) : kv_.at(static_cast<size_t>(id));
+  }
 
   struct Flight {
     int index = 0;
@@ -268,13 +289,12 @@ class ScriptedExecutor final : public Executor {
       if (token == backend::kTokenFromSlot) token = tokens_.at(static_cast<size_t>(s.token_in));
       LILY_CHECK(token >= 0 && token < limits_.n_tokens, "token {}", token);
       const int p = s.position + r;
-      kv_.at(static_cast<size_t>(block(step, s, p / 64)))[static_cast<size_t>(p % 64)] =
-          fails ? kPoison : token;
+      written_block(step, s, p)[static_cast<size_t>(p % 64)] = fails ? kPoison : token;
       history.push_back(token);
       const bool wanted = output < step.output_rows.size() && step.output_rows[output] == s.first_row + r;
       if (wanted) write_output(step, s, history, flight, output++);
     }
-    auto& target = states_.at(static_cast<size_t>(s.dst));
+    auto& target = begin_state(s.dst);
     target.reset();
     if (!fails) target = std::move(history);
   }
@@ -288,8 +308,8 @@ class ScriptedExecutor final : public Executor {
   // Nobody knows yet that the step before has failed: this one computes nonsense.
   void run_lost(const Step& step, const backend::Segment& s, Flight& flight, size_t& output) {
     for (int p = s.position; p < s.position + s.n_rows; ++p)
-      kv_.at(static_cast<size_t>(block(step, s, p / 64)))[static_cast<size_t>(p % 64)] = kPoison;
-    states_.at(static_cast<size_t>(s.dst)).reset();
+      written_block(step, s, p)[static_cast<size_t>(p % 64)] = kPoison;
+    begin_state(s.dst).reset();
     while (output < step.output_rows.size() && step.output_rows[output] < s.first_row + s.n_rows)
       write_output(step, s, {}, flight, output++);
   }
