@@ -253,12 +253,16 @@ ConversationTally converse(const ConversationTrial& trial, const Judge& judge) {
   load.memory.context = trial.context;
   load.memory.max_sequences = kTogether;
   load.memory.n_cached_states = trial.n_cached_states;
+  load.memory.shared_pool = trial.shared_pool;
   Assistant assistant(trial.folder, load, {.max_sequences = kTogether});
+  EXPECT_EQ(assistant.model()->memory().spec.shared_places,
+            trial.shared_pool && trial.backend == "reference");
   assistant.load();
   const model::Checkpoint checkpoint = model::Checkpoint::open(trial.folder);
   const text::Tokenizer tokenizer = text::Tokenizer::load(trial.folder);
   load.memory.max_sequences = 1;
   load.memory.n_cached_states = 0;
+  load.memory.shared_pool = false;
   Cold cold(checkpoint, tokenizer, load);
 
   ConversationTally tally;

@@ -20,6 +20,7 @@ struct ConversationTrial {
   unsigned seed = 1;
   int n_conversations = 10;
   int n_cached_states = 2;
+  bool shared_pool = false;  // LoadOptions::memory; on the reference states and KV share places
   int context = 1024;
   int state_interval = 256;
   bool penalties = true;  // some requests have them, and are drawn from whole logits

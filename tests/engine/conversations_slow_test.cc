@@ -53,6 +53,23 @@ TEST(Conversations, TwoHundredOnTheReferenceAgreeBitForBit) {
   expect_variety(all);
 }
 
+TEST(Conversations, AHundredInSharedPlacesAgreeBitForBit) {
+  const test::TempFolder folder;
+  write_small_model(folder.path().string());
+  ConversationTally all;
+  for (const int n_cached_states : {2, 4}) {
+    add(all, converse({.folder = folder.path().string(),
+                       .backend = "reference",
+                       .seed = 300u + static_cast<unsigned>(n_cached_states),
+                       .n_conversations = kConversations,
+                       .n_cached_states = n_cached_states,
+                       .shared_pool = true}));
+    if (HasFailure()) return;
+  }
+  EXPECT_EQ(all.n_exact, all.n_turns);
+  expect_variety(all);
+}
+
 // Knows by how little the logits of two ways to read the same tokens may differ.
 class CpuJudge {
  public:

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "backend/reference/kv_rows.h"
+#include "backend/reference/memory.h"
 #include "base/thread_pool.h"
 #include "model/weight_store.h"
 #include "plan/plan.h"
@@ -30,24 +30,6 @@ struct Tensor {
   }
   std::span<int32_t> index_row(int64_t r) {
     return std::span(i).subspan(static_cast<size_t>(r * n_cols), static_cast<size_t>(n_cols));
-  }
-};
-
-// What outlives a step.
-struct Memory {
-  model::Dims dims;
-  MemorySpec spec;
-  std::vector<std::vector<std::vector<float>>> delta;  // [slot][delta layer][value head * dk * dv]
-  std::vector<std::vector<std::vector<float>>> conv;   // [slot][delta layer][3 * channels], oldest row first
-  std::vector<std::vector<KvRows>> k, v;               // [block][attention layer]
-  std::vector<int32_t> tokens;                         // [token slot]
-
-  KvRows& k_rows(int block, int layer) { return rows(k, block, layer); }
-  KvRows& v_rows(int block, int layer) { return rows(v, block, layer); }
-
- private:
-  KvRows& rows(std::vector<std::vector<KvRows>>& kv, int block, int layer) const {
-    return kv.at(static_cast<size_t>(block)).at(static_cast<size_t>(dims.mixer_index(layer)));
   }
 };
 

@@ -36,8 +36,10 @@ void run(const Machine& m, const plan::KvAppend& op) {
       const int position = m.step.position_of_row[static_cast<size_t>(t)];
       const int block = m.step.block_of(s, position);
       const auto at = static_cast<size_t>(position % kKvBlockTokens * m.dims().kv_width());
-      m.memory.k_rows(block, op.layer).write(at, m.row(op.k, t));
-      m.memory.v_rows(block, op.layer).write(at, m.row(op.v, t));
+      KvRows k = m.memory.k_rows(block, op.layer), v = m.memory.v_rows(block, op.layer);
+      if (at == 0) k.clear(), v.clear();  // begun anew
+      k.write(at, m.row(op.k, t));
+      v.write(at, m.row(op.v, t));
     }
 }
 

@@ -13,11 +13,10 @@ using model::Weight;
 void run(const Machine& m, const plan::ShortConv& op) {
   const std::span<const float> taps = m.weights.vector({Weight::conv, op.layer});  // [channels, 4]
   const auto channels = static_cast<size_t>(m.dims().conv_channels());
-  const auto layer = static_cast<size_t>(m.dims().mixer_index(op.layer));
   for (const Segment& s : m.step.segments) {
     // The last three rows before the step, then the step's own.
     std::vector<float> x((kConvTaps - 1) * channels, 0.0f);
-    if (s.src != kNoState) x = m.memory.conv.at(static_cast<size_t>(s.src)).at(layer);
+    if (s.src != kNoState) x = m.memory.conv(s.src, op.layer);
     for (int t = s.first_row; t < s.first_row + s.n_rows; ++t) {
       const auto row = m.row(op.x, t);
       x.insert(x.end(), row.begin(), row.end());
@@ -30,9 +29,7 @@ void run(const Machine& m, const plan::ShortConv& op) {
         y[ch] = silu(sum);
       }
     }
-    m.memory.conv.at(static_cast<size_t>(s.dst))
-        .at(layer)
-        .assign(x.end() - (kConvTaps - 1) * static_cast<std::ptrdiff_t>(channels), x.end());
+    m.memory.write_conv(s.dst, op.layer, std::span(x).last((kConvTaps - 1) * channels));
   }
 }
 
@@ -65,11 +62,10 @@ void run(const Machine& m, const plan::DeltaPrepare& op) {
 
 void run(const Machine& m, const plan::DeltaRule& op) {
   constexpr size_t kDim = kDeltaHeadDim;
-  const auto layer = static_cast<size_t>(m.dims().mixer_index(op.layer));
   for (const Segment& s : m.step.segments) {
     const auto size = static_cast<size_t>(m.dims().n_value_heads) * kDim * kDim;
     std::vector<float> state(size, 0.0f);  // [value head][dk][dv]
-    if (s.src != kNoState) state = m.memory.delta.at(static_cast<size_t>(s.src)).at(layer);
+    if (s.src != kNoState) state = m.memory.delta(s.src, op.layer);
     m.parallel(m.dims().n_value_heads, [&](int64_t head) {
       const auto h = static_cast<size_t>(head);
       const std::span<float> S = std::span(state).subspan(h * kDim * kDim, kDim * kDim);
@@ -94,7 +90,7 @@ void run(const Machine& m, const plan::DeltaRule& op) {
         }
       }
     });
-    m.memory.delta.at(static_cast<size_t>(s.dst)).at(layer) = std::move(state);
+    m.memory.write_delta(s.dst, op.layer, state);
   }
 }
 

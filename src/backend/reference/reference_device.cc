@@ -70,7 +70,7 @@ class ReferenceProgram final : public Program {
 
   void submit(const StepInputs& inputs) override {
     LILY_CHECK(done_.size() < 2, "two steps are in flight already");
-    step_ = make_step(plan_, memory_.spec, inputs);
+    step_ = make_step(plan_, memory_.spec(), inputs);
     for (Tensor& tensor : values_) {  // what a step does not write, it must not read
       std::fill(tensor.f.begin(), tensor.f.end(), kNan);
       std::fill(tensor.i.begin(), tensor.i.end(), -1);
@@ -113,7 +113,7 @@ class ReferenceProgram final : public Program {
   }
 
   void run_ops(const StepInputs& inputs, int first, int last) override {
-    step_ = make_step(plan_, memory_.spec, inputs);
+    step_ = make_step(plan_, memory_.spec(), inputs);
     plan::Plan part = plan_;
     part.ops.assign(plan_.ops.begin() + first, plan_.ops.begin() + last);
     // Temporaries of an expansion are numbered from the end of the plan's values, as in simple_.
@@ -222,28 +222,14 @@ class ReferenceDevice final : public Device {
   }
 
   void load(const model::Checkpoint& checkpoint, const Progress& progress) override {
-    memory_.dims = checkpoint.dims();
+    dims_ = checkpoint.dims();
     std::vector<model::WeightId> all;
     for (const model::WeightSpec& spec : model::catalogue(checkpoint.dims())) all.push_back(spec.id);
     weights_ = model::WeightStore::load(checkpoint, all, pool_, progress);
   }
 
   void reserve(const MemorySpec& spec, const plan::Policy& policy) override {
-    memory_.spec = spec;
-    const model::Dims& d = memory_.dims;
-    const auto delta = static_cast<size_t>(d.delta_state_bytes_per_layer() / 4);
-    const auto conv = static_cast<size_t>((model::kConvTaps - 1) * d.conv_channels());
-    const auto kv = static_cast<size_t>(kKvBlockTokens * d.kv_width());
-    const auto fill = [](auto& memory, int n, int n_layers, size_t size) {
-      memory.assign(static_cast<size_t>(n),
-                    std::vector(static_cast<size_t>(n_layers), std::vector<float>(size, kNan)));
-    };
-    fill(memory_.delta, spec.n_state_slots, d.n_delta_layers(), delta);
-    fill(memory_.conv, spec.n_state_slots, d.n_delta_layers(), conv);
-    memory_.k.assign(static_cast<size_t>(spec.n_kv_blocks),
-                     std::vector(static_cast<size_t>(d.n_attention_layers()), KvRows(policy.kv, kv)));
-    memory_.v = memory_.k;
-    memory_.tokens.assign(static_cast<size_t>(spec.n_token_slots), -1);
+    memory_.reserve(dims_, spec, policy.kv);
   }
 
   std::unique_ptr<Program> compile(plan::Plan plan) override {
@@ -251,49 +237,44 @@ class ReferenceDevice final : public Device {
     return std::make_unique<ReferenceProgram>(std::move(plan), *weights_, memory_, pool_, trace_);
   }
 
-  void copy_state(StateSlot src, StateSlot dst) override {
-    memory_.delta.at(static_cast<size_t>(dst)) = memory_.delta.at(static_cast<size_t>(src));
-    memory_.conv.at(static_cast<size_t>(dst)) = memory_.conv.at(static_cast<size_t>(src));
+  SharedPlaces shared_places(const model::Dims& dims, const plan::Policy& policy) const override {
+    const size_t block = Memory::block_bytes(dims, policy.kv), state = Memory::state_bytes(dims);
+    if (block == 0) return {};
+    return {.blocks_per_state = static_cast<int>((state + block - 1) / block)};
   }
 
-  std::vector<float> read_delta_state(StateSlot slot, int layer) override { return delta(slot, layer); }
-  void write_delta_state(StateSlot slot, int layer, std::span<const float> data) override {
-    assign(delta(slot, layer), data);
+  void copy_state(StateSlot src, StateSlot dst) override { memory_.copy_state(src, dst); }
+  std::vector<float> read_delta_state(StateSlot slot, int layer) override {
+    return memory_.delta(slot, layer);
   }
-  std::vector<float> read_conv_state(StateSlot slot, int layer) override { return conv(slot, layer); }
+  void write_delta_state(StateSlot slot, int layer, std::span<const float> data) override {
+    memory_.write_delta(slot, layer, data);
+  }
+  std::vector<float> read_conv_state(StateSlot slot, int layer) override { return memory_.conv(slot, layer); }
   void write_conv_state(StateSlot slot, int layer, std::span<const float> data) override {
-    assign(conv(slot, layer), data);
+    memory_.write_conv(slot, layer, data);
   }
   std::vector<float> read_kv(Kv which, int layer, int block, int n_tokens) override {
-    std::vector<float> data(static_cast<size_t>(n_tokens * memory_.dims.kv_width()));
+    std::vector<float> data(static_cast<size_t>(n_tokens * dims_.kv_width()));
     kv(which, layer, block).read(0, data);
     return data;
   }
   void write_kv(Kv which, int layer, int block, int n_tokens, std::span<const float> data) override {
-    LILY_CHECK(data.size() == static_cast<size_t>(n_tokens * memory_.dims.kv_width()));
-    kv(which, layer, block).write(0, data);
+    LILY_CHECK(data.size() == static_cast<size_t>(n_tokens * dims_.kv_width()));
+    KvRows rows = kv(which, layer, block);
+    rows.clear();
+    rows.write(0, data);
   }
 
  private:
-  std::vector<float>& delta(StateSlot slot, int layer) {
-    return memory_.delta.at(static_cast<size_t>(slot))
-        .at(static_cast<size_t>(memory_.dims.mixer_index(layer)));
-  }
-  std::vector<float>& conv(StateSlot slot, int layer) {
-    return memory_.conv.at(static_cast<size_t>(slot))
-        .at(static_cast<size_t>(memory_.dims.mixer_index(layer)));
-  }
-  KvRows& kv(Kv which, int layer, int block) {
+  KvRows kv(Kv which, int layer, int block) {
     return which == Kv::k ? memory_.k_rows(block, layer) : memory_.v_rows(block, layer);
-  }
-  static void assign(std::vector<float>& to, std::span<const float> data) {
-    LILY_CHECK(data.size() == to.size(), "{} values for {}", data.size(), to.size());
-    std::copy(data.begin(), data.end(), to.begin());
   }
 
   ThreadPool pool_;
   Trace* const trace_;
   DeviceInfo info_;
+  model::Dims dims_;
   std::optional<model::WeightStore> weights_;
   Memory memory_;
 };

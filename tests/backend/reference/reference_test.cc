@@ -195,6 +195,49 @@ TEST_F(ReferenceTest, FusedPlansAndChunksGiveTheSameBits) {
   }
 }
 
+TEST_F(ReferenceTest, InSharedPlacesAStateLiesWhereItsBlocksDo) {
+  for (const plan::KvType kv : {plan::KvType::f32, plan::KvType::int8}) {
+    plan::Policy policy = device_->policy(dims());
+    policy.kv = kv;
+    const SharedPlaces places = device_->shared_places(dims(), policy);
+    const int n = places.blocks_per_state;
+    ASSERT_GT(n, 0);
+    device_->reserve({.n_state_slots = 3, .n_kv_blocks = 3 * n, .shared_places = true}, policy);
+    int delta_layer = -1, attention_layer = -1;
+    for (int layer = 0; layer < dims().n_layers; ++layer)
+      (dims().mixer(layer) == model::Mixer::delta ? delta_layer : attention_layer) = layer;
+    const StateSlot slot{1};
+    const std::vector<float> state(static_cast<size_t>(dims().delta_state_bytes_per_layer() / 4), 2.0f);
+    const std::vector<float> rows(static_cast<size_t>(kKvBlockTokens * dims().kv_width()), 0.5f);
+    device_->write_delta_state(slot, delta_layer, state);
+    device_->write_kv(Device::Kv::v, attention_layer, 0, kKvBlockTokens, rows);
+    const std::vector<float> held = device_->read_kv(Device::Kv::v, attention_layer, 0, kKvBlockTokens);
+    const auto each_block_of_the_place = [&](const auto& visit) {
+      for (int block = n; block < 2 * n; ++block)
+        for (int layer = 0; layer < dims().n_layers; ++layer)
+          if (dims().mixer(layer) == model::Mixer::attention)
+            for (const auto which : {Device::Kv::k, Device::Kv::v}) visit(which, layer, block);
+    };
+    // Blocks of the places beside it leave it alone, its own do not; and the other way round.
+    for (const int block : {n - 1, 2 * n}) {
+      device_->write_kv(Device::Kv::v, attention_layer, block, kKvBlockTokens, rows);
+      EXPECT_EQ(device_->read_delta_state(slot, delta_layer), state);
+    }
+    each_block_of_the_place([&](Device::Kv which, int layer, int block) {
+      device_->write_kv(which, layer, block, kKvBlockTokens, rows);
+    });
+    EXPECT_NE(device_->read_delta_state(slot, delta_layer), state);
+    device_->write_delta_state(slot, delta_layer, state);
+    int n_spoilt = 0;
+    each_block_of_the_place([&](Device::Kv which, int layer, int block) {
+      n_spoilt += device_->read_kv(which, layer, block, kKvBlockTokens) != held ? 1 : 0;
+    });
+    EXPECT_GT(n_spoilt, 0);
+    for (const int block : {n - 1, 2 * n})
+      EXPECT_EQ(device_->read_kv(Device::Kv::v, attention_layer, block, kKvBlockTokens), held);
+  }
+}
+
 TEST_F(ReferenceTest, TheEpsilonOfTheKeyNormIsInsideTheSum) {
   // Keys of length 1e-3: an epsilon of 1e-6 on the sum shortens them to 0.70711 of a unit, one on the mean to
   // 0.088.
