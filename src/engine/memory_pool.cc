@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <memory>
+#include <utility>
+
+#include "base/error.h"
 
 namespace lily::engine {
 namespace {

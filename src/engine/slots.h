@@ -79,8 +79,8 @@ class SlotPool {
   }
 
   void check_integrity() const {
-    std::vector<bool> is_held;
-    for (const int32_t n : holds_) is_held.push_back(n > 0);
+    std::vector<bool> is_held(holds_.size());
+    std::transform(holds_.begin(), holds_.end(), is_held.begin(), [](int32_t n) { return n > 0; });
     LILY_CHECK(std::count(is_held.begin(), is_held.end(), true) == n_held_, "{} slots held", n_held_);
     vacant_->check_integrity(is_held);
   }
