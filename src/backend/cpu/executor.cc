@@ -19,6 +19,15 @@ inline void pause_briefly() {
 #endif
 }
 
+// Returns when `n` is `count`, which is one more than it was.
+void wait_for(const std::atomic<uint32_t>& n, uint32_t count) {
+  for (int poll = 0; poll < kPollsBeforeSleep; ++poll) {
+    if (n.load(std::memory_order_acquire) == count) return;
+    pause_briefly();
+  }
+  n.wait(count - 1, std::memory_order_acquire);
+}
+
 }  // namespace
 
 void Scratch::reserve(int64_t value_bytes, int64_t worker_bytes) {
@@ -40,7 +49,9 @@ int64_t Scratch::bytes_of(int64_t value_bytes, int64_t worker_bytes, int n_threa
 }
 
 Executor::Executor(ThreadPool& pool)
-    : pool_(pool), shares_(std::make_unique<Share[]>(2 * static_cast<size_t>(pool.n_threads()))) {}
+    : pool_(pool),
+      shares_(std::make_unique<Share[]>(2 * static_cast<size_t>(pool.n_threads()))),
+      reached_(std::make_unique<Reached[]>(static_cast<size_t>(pool.n_threads()))) {}
 
 Executor::Share& Executor::share(size_t interval, int thread) {
   return shares_[interval % 2 * static_cast<size_t>(pool_.n_threads()) + static_cast<size_t>(thread)];
@@ -66,7 +77,7 @@ void Executor::work(std::span<const Interval> intervals, const Step& step, Worke
   for (size_t i = 0; i < intervals.size(); ++i) {
     set_share(intervals, i + 1, step, worker.thread);
     run_units(intervals[i], i, step, worker);
-    barrier();
+    barrier(worker.thread);
     if (worker.thread == 0 && !ends.empty()) ends[i] = Clock::now();
   }
 }
@@ -99,21 +110,21 @@ void Executor::run_units(const Interval& interval, size_t index, const Step& ste
   }
 }
 
-void Executor::barrier() {
+void Executor::barrier(int thread) {
   const int n_threads = pool_.n_threads();
   if (n_threads == 1) return;
-  const uint32_t generation = generation_.load(std::memory_order_relaxed);
-  if (n_arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == n_threads) {
-    n_arrived_.store(0, std::memory_order_relaxed);
-    generation_.store(generation + 1, std::memory_order_release);
-    generation_.notify_all();
-    return;
+  std::atomic<uint32_t>& all = reached_[0].n;
+  const uint32_t count = all.load(std::memory_order_relaxed) + 1;
+  if (thread == 0) {
+    for (int t = 1; t < n_threads; ++t) wait_for(reached_[static_cast<size_t>(t)].n, count);
+    all.store(count, std::memory_order_release);
+    all.notify_all();
+  } else {
+    std::atomic<uint32_t>& own = reached_[static_cast<size_t>(thread)].n;
+    own.store(count, std::memory_order_release);
+    own.notify_one();
+    wait_for(all, count);
   }
-  for (int poll = 0; poll < kPollsBeforeSleep; ++poll) {
-    if (generation_.load(std::memory_order_acquire) != generation) return;
-    pause_briefly();
-  }
-  generation_.wait(generation, std::memory_order_acquire);
 }
 
 }  // namespace lily::backend::cpu

@@ -61,12 +61,16 @@ class Executor {
   void work(std::span<const Interval> intervals, const Step& step, Worker worker,
             std::span<Clock::time_point> ends);
   void run_units(const Interval& interval, size_t index, const Step& step, Worker& worker);
-  void barrier();
+  void barrier(int thread);
 
   ThreadPool& pool_;
   std::unique_ptr<Share[]> shares_;  // [2][threads]
-  alignas(64) std::atomic<int> n_arrived_{0};
-  alignas(64) std::atomic<uint32_t> generation_{0};
+  // The barriers that a thread has reached, on a line of its own; thread 0 sees to it that all have, and says
+  // so. (One counter for all would go from core to core once for each of them.)
+  struct alignas(64) Reached {
+    std::atomic<uint32_t> n{0};
+  };
+  std::unique_ptr<Reached[]> reached_;  // [threads]; thread 0's: those that all have reached
 };
 
 }  // namespace lily::backend::cpu
