@@ -1,5 +1,6 @@
 #include "server/dialect.h"
 
+#include "base/error.h"
 #include "base/random_name.h"
 #include "engine/replay.h"
 
@@ -36,5 +37,15 @@ std::string sse(const Json& data) { return "data: " + to_text(data) + "\n\n"; }
 std::string sse(std::string_view event, const Json& data) {
   return fmt::format("event: {}\ndata: {}\n\n", event, to_text(data));
 }
+
+RepeatedEvent::RepeatedEvent(const Json& data) {
+  const std::string whole = sse(data), hole = to_text(kHole);
+  const size_t at = whole.rfind(hole);
+  LILY_CHECK(at != whole.npos, "an event without a hole: {}", whole);
+  before_ = whole.substr(0, at);
+  after_ = whole.substr(at + hole.size());
+}
+
+std::string RepeatedEvent::with(const Json& value) const { return before_ + to_text(value) + after_; }
 
 }  // namespace lily::server

@@ -63,4 +63,17 @@ Json anthropic_error(const ApiError& error, const std::string& request_id);
 std::string sse(const Json& data);
 std::string sse(std::string_view event, const Json& data);
 
+// A server-sent event that goes out for every token and differs in one value only: the JSON around it is
+// written once.
+class RepeatedEvent {
+ public:
+  static constexpr const char* kHole = "\x1f";  // stands in the data for the value
+  // Behind the hole stands nothing that a client has said.
+  explicit RepeatedEvent(const Json& data);
+  std::string with(const Json& value) const;
+
+ private:
+  std::string before_, after_;
+};
+
 }  // namespace lily::server
