@@ -103,6 +103,10 @@ class CudaDevice final : public Device {
     return std::make_unique<CudaProgram>(std::move(plan), weights(), memory(), stream_, n_sms_, has_wgmma_);
   }
 
+  SharedPlaces shared_places(const model::Dims& dims, const plan::Policy&) const override {
+    return lily::cuda::shared_places(dims);
+  }
+
   void copy_state(StateSlot src, StateSlot dst) override {
     memory().copy_state(static_cast<int>(src), static_cast<int>(dst), stream_.get());
   }
@@ -165,7 +169,8 @@ class CudaDevice final : public Device {
   int64_t block_values() const { return int64_t{kKvBlock} * weights().dims().kv_width(); }
   uint16_t* kv_at(Kv which, int layer, int block) const {
     const KvCache cache = memory().kv(layer);
-    return (which == Kv::k ? cache.k : cache.v) + block * block_values();
+    return reinterpret_cast<uint16_t*>((which == Kv::k ? cache.k : cache.v) +
+                                       int64_t{block} * cache.block_bytes);
   }
   template <typename T>
   std::vector<T> fetch(const T* from, int64_t n) const {

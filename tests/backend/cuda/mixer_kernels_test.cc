@@ -194,7 +194,7 @@ TEST_F(MixerDecodeTest, AttentionMatchesTheExactSoftmaxAndAppends) {
   p.k_norm = d_kn.get();
   p.n_q_heads = hq;
   p.rows = static_cast<int>(rows);
-  p.cache = {d_k.get(), d_v.get(), hkv};
+  p.cache = kv_apart(d_k.get(), d_v.get(), hkv);
   p.step.positions = d_positions.get();
   p.step.table_first = d_first.get();
   p.step.block_table = d_table.get();

@@ -84,7 +84,7 @@ TEST_P(Attention, PreparesAppendsAndAttends) {
                            q_norm.get(),
                            k_norm.get(),
                            rope.get(),
-                           {cache_k.get(), cache_v.get(), n_kv},
+                           kv_apart(cache_k.get(), cache_v.get(), n_kv),
                            table.get(),
                            q.get(),
                            y.get()};

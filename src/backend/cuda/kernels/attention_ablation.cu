@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_ablation(Params params)
         make_uint4(scaled(q.x), scaled(q.y), scaled(q.z), scaled(q.w));
   }
   if (p.prepare && warp == kWarps - 1 && split == n_splits - 1) {
-    const size_t to = kv_offset(table, p.cache.n_kv_heads, kv_head, position);
+    const size_t to = kv_offset(p.cache, table, kv_head, position);
     const size_t from = at + static_cast<size_t>(kv_head) * kHeadCols;
     reinterpret_cast<uint4*>(p.cache.k + to)[lane] =
         norm_and_rotate(p.k + from, p.k_norm, p.epsilon, p.step.rope + row * 32);
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_ablation(Params params)
   for (int chunk = first + warp; chunk < last; chunk += kWarps) {
     const int base = chunk * kChunk;
     const auto key_at = [&](int key) {  // beyond the end: the last key again, with weight 0
-      return kv_offset(table, p.cache.n_kv_heads, kv_head, lesser(key, n_keys - 1));
+      return kv_offset(p.cache, table, kv_head, lesser(key, n_keys - 1));
     };
     float score[2][4] = {};
 #pragma unroll

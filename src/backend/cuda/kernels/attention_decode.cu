@@ -125,11 +125,8 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionDecode p) 
   };
   const auto request = [&](int slot, int32_t block) {  // by one lane
     const int chunk = first + slot / 2 * kWarps;
-    const size_t offset = ((static_cast<size_t>(block) * static_cast<size_t>(p.cache.n_kv_heads) +
-                            static_cast<size_t>(kv_head)) *
-                               kKvBlock +
-                           static_cast<size_t>(chunk % (kKvBlock / kChunk) * kChunk)) *
-                          kHeadCols;
+    const size_t offset = kv_head_offset(p.cache, block, kv_head) +
+                          static_cast<uint32_t>(chunk % (kKvBlock / kChunk)) * kSlotBytes;
     MBarrier* filled = &s->filled[warp][slot % kSlots];
     mbarrier_expect(filled, kSlotBytes);
     bulk_copy(s->ring[warp][slot % kSlots], (slot % 2 == 0 ? p.cache.k : p.cache.v) + offset, kSlotBytes,
@@ -199,7 +196,7 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionDecode p) 
         make_uint4(scaled(q.x), scaled(q.y), scaled(q.z), scaled(q.w));
   }
   if (has_new) {
-    const size_t to = kv_offset(table, p.cache.n_kv_heads, kv_head, position);
+    const size_t to = kv_offset(p.cache, table, kv_head, position);
     const uint4 k = norm_and_rotate(raw_k, k_norm, p.epsilon, angles);
     reinterpret_cast<uint4*>(p.cache.k + to)[lane] = reinterpret_cast<uint4*>(s->new_k)[lane] = k;
     reinterpret_cast<uint4*>(p.cache.v + to)[lane] = reinterpret_cast<uint4*>(s->new_v)[lane] = raw_v;

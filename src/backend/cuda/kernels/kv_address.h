@@ -6,13 +6,17 @@
 
 namespace lily::cuda {
 
-// Elements from the start of k or v to a position's 256 values.
-__device__ __forceinline__ size_t kv_offset(const int32_t* block_table, int n_kv_heads, int head,
+// Bytes from the start of k or v to a head's rows in a block.
+__device__ __forceinline__ size_t kv_head_offset(const KvCache& cache, int32_t block, int head) {
+  return static_cast<size_t>(static_cast<uint32_t>(block)) * cache.block_bytes +
+         static_cast<uint32_t>(head) * kKvHeadBytes;
+}
+
+// Bytes from the start of k or v to a position's 256 values.
+__device__ __forceinline__ size_t kv_offset(const KvCache& cache, const int32_t* block_table, int head,
                                             int position) {
-  const size_t block = static_cast<size_t>(block_table[position / kKvBlock]);
-  return ((block * static_cast<size_t>(n_kv_heads) + static_cast<size_t>(head)) * kKvBlock +
-          static_cast<size_t>(position % kKvBlock)) *
-         kHeadCols;
+  return kv_head_offset(cache, block_table[position / kKvBlock], head) +
+         static_cast<uint32_t>(position % kKvBlock) * kKvRowBytes;
 }
 
 }  // namespace lily::cuda

@@ -86,23 +86,25 @@ __device__ __forceinline__ void produce(const AttentionArgs& p, const Tile& tile
   barrier_arrive_after_copies(q_full);
   const int n_keys = p.position + p.n_tokens;  // in the cache by now
   for (int block = 0; block < tile.n_blocks; ++block) {
-    const size_t block_at = kv_offset(p.block_table, p.cache.n_kv_heads, tile.kv_head, block * kKvBlock);
+    const size_t block_at = kv_head_offset(p.cache, p.block_table[block], tile.kv_head);
 #pragma unroll
     for (int is_v = 0; is_v < 2; ++is_v) {
-      const uint16_t* from = (is_v ? p.cache.v : p.cache.k) + block_at + row * kHeadCols + piece * 8;
+      const unsigned char* from =
+          (is_v ? p.cache.v : p.cache.k) + block_at + static_cast<size_t>(row) * kKvRowBytes + piece * 16;
       barrier_wait(ring.empty_barrier(ring.buffer), ring.parity ^ 1u);
       const uint32_t quarter = ring.tile() + static_cast<uint32_t>(piece / 8) * kQuarterBytes;
       const uint32_t even = swizzled(quarter, row, piece % 8), odd = swizzled(quarter, row + 4, piece % 8);
       if ((block + 1) * kKvBlock <= n_keys) {
 #pragma unroll 4
         for (uint32_t i = 0; i < kKvBlock / 8; ++i) {
-          copy_16(even + i * 1024, from + i * 8 * kHeadCols);
-          copy_16(odd + i * 1024, from + (i * 8 + 4) * kHeadCols);
+          copy_16(even + i * 1024, from + i * 8 * kKvRowBytes);
+          copy_16(odd + i * 1024, from + (i * 8 + 4) * kKvRowBytes);
         }
       } else {
         for (int i = 0; i < kKvBlock / 4; ++i) {
           const uint32_t at_row = (i % 2 ? odd : even) + static_cast<uint32_t>(i / 2) * 1024;
-          copy_16_or_zero(at_row, from + i * 4 * kHeadCols, block * kKvBlock + row + 4 * i < n_keys);
+          copy_16_or_zero(at_row, from + static_cast<size_t>(i) * 4 * kKvRowBytes,
+                          block * kKvBlock + row + 4 * i < n_keys);
         }
       }
       barrier_arrive_after_copies(ring.full_barrier(ring.buffer));

@@ -21,13 +21,13 @@ constexpr uint32_t kSharedBytes = 3 * kImageBytes;
 static_assert(kRows == 64 && kKvBlock == 64);
 
 // One block of the cache into an image; positions from n_keys on become zeros.
-__device__ __forceinline__ void fetch_block(const AttentionArgs& p, const uint16_t* cache, int kv_head,
+__device__ __forceinline__ void fetch_block(const AttentionArgs& p, const unsigned char* part, int kv_head,
                                             int block, int n_keys, uint32_t image) {
-  const uint16_t* from = cache + kv_offset(p.block_table, p.cache.n_kv_heads, kv_head, block * kKvBlock);
+  const unsigned char* from = part + kv_head_offset(p.cache, p.block_table[block], kv_head);
   const int piece = static_cast<int>(threadIdx.x) % 32;
   for (int row = static_cast<int>(threadIdx.x) / 32; row < kKvBlock; row += static_cast<int>(kThreads) / 32)
     copy_16_or_zero(swizzled(image + static_cast<uint32_t>(piece / 8) * kQuarterBytes, row, piece % 8),
-                    from + row * kHeadCols + piece * 8, block * kKvBlock + row < n_keys);
+                    from + row * kKvRowBytes + piece * 16, block * kKvBlock + row < n_keys);
   copies_commit();
 }
 

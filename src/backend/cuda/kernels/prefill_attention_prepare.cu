@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kWarps * 32) qk_prepare_kernel(const __grid_co
     return;
   }
   const int kv_head = (head - p.n_q_heads) % n_kv;
-  const size_t at = kv_offset(p.block_table, n_kv, kv_head, p.position + static_cast<int>(token));
+  const size_t at = kv_offset(p.cache, p.block_table, kv_head, p.position + static_cast<int>(token));
   if (head < p.n_q_heads + n_kv) {
     const uint4 k = norm_and_rotate(p.k + token * p.kv_stride + kv_head * kHeadCols, p.k_norm, kEpsilon,
                                     p.rope + token * 32);

@@ -24,8 +24,8 @@ __global__ void __launch_bounds__(32) prepare_heads(PrepareHeads p) {
     return;
   }
   const int kv_head = head - p.n_q_heads;
-  const size_t to = kv_offset(p.step.block_table + p.step.table_first[row], p.cache.n_kv_heads, kv_head,
-                              p.step.positions[row]);
+  const size_t to =
+      kv_offset(p.cache, p.step.block_table + p.step.table_first[row], kv_head, p.step.positions[row]);
   const size_t from = at + static_cast<size_t>(kv_head) * kHeadCols;
   reinterpret_cast<uint4*>(p.cache.k + to)[lane_id()] =
       norm_and_rotate(p.k + from, p.k_norm, p.epsilon, rope);

@@ -271,8 +271,8 @@ __global__ void __launch_bounds__(32) kv_append_rows(KvAppendRows p) {
   pdl_wait();
   pdl_trigger();
   const int row = static_cast<int>(blockIdx.y), head = static_cast<int>(blockIdx.x);
-  const size_t to = kv_offset(p.step.block_table + p.step.table_first[row], p.cache.n_kv_heads, head,
-                              p.step.positions[row]);
+  const size_t to =
+      kv_offset(p.cache, p.step.block_table + p.step.table_first[row], head, p.step.positions[row]);
   const uint16_t* k = p.k + (int64_t{row} * p.cache.n_kv_heads + head) * kHeadCols;
   const uint16_t* v = p.v + row * p.v_stride + head * kHeadCols;
   reinterpret_cast<uint4*>(p.cache.k + to)[lane_id()] =
