@@ -9,34 +9,39 @@ int64_t delta_floats_of(const model::Dims& dims) { return dims.delta_state_bytes
 int64_t conv_values_of(const model::Dims& dims) {
   return int64_t{model::kConvTaps - 1} * dims.conv_channels();
 }
-int64_t kv_part_bytes(const model::Dims& dims) { return int64_t{dims.n_kv_heads} * kKvHeadBytes; }
+int64_t kv_part_bytes(const model::Dims& dims, KvForm form) {
+  return int64_t{dims.n_kv_heads} * kv_head_bytes(form);
+}
 
 }  // namespace
+
+KvForm kv_form(plan::KvType type) { return type == plan::KvType::int8 ? KvForm::int8 : KvForm::bf16; }
 
 int64_t state_bytes(const model::Dims& dims) {
   return dims.n_delta_layers() * (delta_floats_of(dims) * 4 + conv_values_of(dims) * 2);
 }
 
-int64_t kv_block_bytes(const model::Dims& dims) {
-  return dims.n_attention_layers() * 2 * kv_part_bytes(dims);
+int64_t kv_block_bytes(const model::Dims& dims, KvForm form) {
+  return dims.n_attention_layers() * 2 * kv_part_bytes(dims, form);
 }
 
-backend::SharedPlaces shared_places(const model::Dims& dims) {
-  const int64_t block = kv_block_bytes(dims);
+backend::SharedPlaces shared_places(const model::Dims& dims, KvForm form) {
+  const int64_t block = kv_block_bytes(dims, form);
   return {.blocks_per_state = static_cast<int>((state_bytes(dims) + block - 1) / block)};
 }
 
-Memory::Memory(const model::Dims& dims, const backend::MemorySpec& spec)
+Memory::Memory(const model::Dims& dims, const backend::MemorySpec& spec, KvForm form)
     : dims_(dims),
       spec_(spec),
+      form_(form),
       delta_floats_(delta_floats_of(dims)),
       conv_values_(conv_values_of(dims)),
       slot_stride_(state_bytes(dims)),
-      block_bytes_(kv_block_bytes(dims)),
+      block_bytes_(kv_block_bytes(dims, form)),
       kv_at_(0),
       tokens_(static_cast<size_t>(spec.n_token_slots) * 4) {
   if (spec.shared_places) {
-    const int n = shared_places(dims).blocks_per_state;
+    const int n = shared_places(dims, form).blocks_per_state;
     LILY_CHECK(spec.n_kv_blocks == spec.n_state_slots * n, "{} blocks where {} states of {} blocks lie",
                spec.n_kv_blocks, spec.n_state_slots, n);
     slot_stride_ = n * block_bytes_;
@@ -59,9 +64,9 @@ uint16_t* Memory::conv_state(int layer) const {
 }
 
 KvCache Memory::kv(int layer) const {
-  const int64_t part = kv_part_bytes(dims_);
+  const int64_t part = kv_part_bytes(dims_, form_);
   auto* k = places_.get<unsigned char>(static_cast<size_t>(kv_at_ + dims_.mixer_index(layer) * 2 * part));
-  return {k, k + part, dims_.n_kv_heads, static_cast<uint32_t>(block_bytes_)};
+  return {k, k + part, dims_.n_kv_heads, static_cast<uint32_t>(block_bytes_), form_};
 }
 
 void Memory::copy_state(int src, int dst, cudaStream_t stream) const {
