@@ -8,7 +8,7 @@
 // cluster (by messages) -> last cluster to arrive, each in a fixed order.
 #include "backend/cuda/kernels/attention_decode.h"
 
-#include "backend/cuda/kernels/attention_int8.h"
+#include "backend/cuda/kernels/attention_products.h"
 #include "backend/cuda/kernels/kv_address.h"
 #include "backend/cuda/kernels/launch.h"
 #include "backend/cuda/kernels/rope.h"
@@ -94,56 +94,6 @@ __device__ __forceinline__ int chunks_of_one_cluster(int n_chunks) {
   if (turns == 1 || n_chunks - (kCluster - 1) * even <= of_last) return even;
   const int uneven = (n_chunks - of_last + kCluster - 2) / (kCluster - 1);
   return uneven <= turns * kWarps ? uneven : even;
-}
-
-// score[n][j]: head g, key 8 n + 2 t + j of a slot.
-__device__ __forceinline__ void bf16_scores(float (&score)[2][4], const uint4 (&q)[8],
-                                            const unsigned char* keys) {
-  const int lane = static_cast<int>(lane_id()), g = lane / 4, t = lane % 4;
-#pragma unroll
-  for (int n = 0; n < 2; ++n) {
-    const auto* key = reinterpret_cast<const uint4*>(keys + (8 * n + g) * kHeadCols * 2);
-#pragma unroll
-    for (float& x : score[n]) x = 0;
-#pragma unroll
-    for (int c = 0; c < 8; ++c) {
-      const uint4 k = key[4 * c + t];
-      mma_16816(score[n], q[c].x, 0, q[c].y, 0, k.x, k.y);
-      mma_16816(score[n], q[c].z, 0, q[c].w, 0, k.z, k.w);
-    }
-  }
-}
-
-// high, low: weights of head g and values 8 n + 2 t and the next, in two parts.
-__device__ __forceinline__ void add_bf16_outputs(float (&o)[16][4], const uint32_t (&high)[2],
-                                                 const uint32_t (&low)[2], const unsigned char* values,
-                                                 float shrink0, float shrink1) {
-  const int lane = static_cast<int>(lane_id()), g = lane / 4, t = lane % 4;
-#pragma unroll
-  for (int c = 0; c < 4; ++c) {
-    uint32_t v[4][4];
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      const uint4 x =
-          reinterpret_cast<const uint4*>(values + (n / 2 * 8 + 2 * t + n % 2) * kHeadCols * 2)[8 * c + g];
-      v[n][0] = x.x;
-      v[n][1] = x.y;
-      v[n][2] = x.z;
-      v[n][3] = x.w;
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      float(&acc)[4] = o[4 * c + i];
-      acc[0] *= shrink0;
-      acc[1] *= shrink1;
-      acc[2] *= shrink0;
-      acc[3] *= shrink1;
-      const uint32_t a0 = pick_halves(v[0][i], v[1][i], false), a1 = pick_halves(v[0][i], v[1][i], true);
-      const uint32_t a2 = pick_halves(v[2][i], v[3][i], false), a3 = pick_halves(v[2][i], v[3][i], true);
-      mma_16816(acc, a0, a1, a2, a3, high[0], high[1]);
-      mma_16816(acc, a0, a1, a2, a3, low[0], low[1]);
-    }
-  }
 }
 
 template <KvForm kForm>

@@ -1,6 +1,8 @@
-// The products of attention_decode.cu with 16 keys or values of the 8-bit cache, as they lie in a slot of its
-// ring: [16][256] codes, then [16][4] fp16 scales. Codes are exact in bf16, and scales stay fp32: a key's
-// multiplies what its group of 64 columns adds to a score, a value's its weight.
+// The products of attention_decode.cu with the 16 keys or values of a slot of its ring.
+//
+//   bf16: [16][256]
+//   int8: [16][256] codes, then [16][4] fp16 scales. Codes are exact in bf16, and scales stay fp32: a key's
+//         multiplies what its group of 64 columns adds to a score, a value's its weight.
 #pragma once
 
 #include "backend/cuda/kernels/kv_int8.h"
@@ -8,6 +10,57 @@
 
 namespace lily::cuda {
 
+// score[n][j]: head g, key 8 n + 2 t + j of a slot.
+__device__ __forceinline__ void bf16_scores(float (&score)[2][4], const uint4 (&q)[8],
+                                            const unsigned char* keys) {
+  const int lane = static_cast<int>(lane_id()), g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    const auto* key = reinterpret_cast<const uint4*>(keys + (8 * n + g) * kHeadCols * 2);
+#pragma unroll
+    for (float& x : score[n]) x = 0;
+#pragma unroll
+    for (int c = 0; c < 8; ++c) {
+      const uint4 k = key[4 * c + t];
+      mma_16816(score[n], q[c].x, 0, q[c].y, 0, k.x, k.y);
+      mma_16816(score[n], q[c].z, 0, q[c].w, 0, k.z, k.w);
+    }
+  }
+}
+
+// high, low: weights of head g and values 8 n + 2 t and the next, in two parts.
+__device__ __forceinline__ void add_bf16_outputs(float (&o)[16][4], const uint32_t (&high)[2],
+                                                 const uint32_t (&low)[2], const unsigned char* values,
+                                                 float shrink0, float shrink1) {
+  const int lane = static_cast<int>(lane_id()), g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int c = 0; c < 4; ++c) {
+    uint32_t v[4][4];
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      const uint4 x =
+          reinterpret_cast<const uint4*>(values + (n / 2 * 8 + 2 * t + n % 2) * kHeadCols * 2)[8 * c + g];
+      v[n][0] = x.x;
+      v[n][1] = x.y;
+      v[n][2] = x.z;
+      v[n][3] = x.w;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float(&acc)[4] = o[4 * c + i];
+      acc[0] *= shrink0;
+      acc[1] *= shrink1;
+      acc[2] *= shrink0;
+      acc[3] *= shrink1;
+      const uint32_t a0 = pick_halves(v[0][i], v[1][i], false), a1 = pick_halves(v[0][i], v[1][i], true);
+      const uint32_t a2 = pick_halves(v[2][i], v[3][i], false), a3 = pick_halves(v[2][i], v[3][i], true);
+      mma_16816(acc, a0, a1, a2, a3, high[0], high[1]);
+      mma_16816(acc, a0, a1, a2, a3, low[0], low[1]);
+    }
+  }
+}
+
+// ---- int8
 // Scales of a pair of rows, 2 i and 2 i + 1: of group c.
 struct PairScales {
   uint4 bits;
