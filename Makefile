@@ -15,7 +15,7 @@ PREFIX ?= /usr/local
 .PHONY: run build install uninstall package test test-all bench format check ci-extra clean
 
 run: build  ## installs what is missing, builds, and lets the bundled model answer a prompt
-	$(RELEASE)/lily run -m models/lily-tiny --no-think "What does the word river mean?"
+	$(RELEASE)/lily run -m models/lily-tiny --no-think "What does the word river mean?" </dev/null
 
 build:  ## the program alone: build/release/lily
 	@scripts/deps build

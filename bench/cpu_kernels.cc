@@ -2,6 +2,7 @@
 // Weights exceed the caches, as they do in a token.
 #include <benchmark/benchmark.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -109,16 +110,20 @@ void norm(benchmark::State& state) {
   set_rates(state, static_cast<double>(cols) * 12, static_cast<double>(cols) * 4);
 }
 
-// Rows; the 32 value heads of a layer.
+// Rows; the 32 value heads of a layer, whose states come from memory, as in a token: 1 GiB of them take
+// turns.
 void delta(benchmark::State& state) {
-  constexpr int64_t kHeads = 32, kDim = 128;
+  constexpr int64_t kHeads = 32, kDim = 128, kStates = 512;
   const int64_t n_rows = state.range(0);
   const std::vector<float> x = random_floats(n_rows * kDim), g(static_cast<size_t>(n_rows), -0.1f);
   std::vector<float> q(x), o(x);
   for (int64_t t = 0; t < n_rows; ++t) l2_norm(q.data() + t * kDim, 1, q.data() + t * kDim, kDim);
-  PageBlock states(static_cast<size_t>(kHeads * kDim * kDim * 4));
-  auto* s = reinterpret_cast<float*>(states.data());
+  PageBlock states(static_cast<size_t>(kStates * kHeads * kDim * kDim * 4));
+  auto* all = reinterpret_cast<float*>(states.data());
+  std::fill_n(all, kStates * kHeads * kDim * kDim, 0.5f);
+  int64_t turn = 0;
   for (auto _ : state) {
+    float* s = all + turn++ % kStates * kHeads * kDim * kDim;
     for (int64_t head = 0; head < kHeads; ++head)
       delta_rule_scan({q.data(), q.data(), kDim, x.data(), kDim, g.data(), g.data(), 1, o.data(), kDim,
                        n_rows, s + head * kDim * kDim, s + head * kDim * kDim});

@@ -252,7 +252,7 @@ void mixer(const Model& m, const Layer& l, cudaStream_t s) {
     p.q_norm = l.q_norm;
     p.k_norm = l.k_norm;
     p.n_q_heads = kQ;
-    p.cache = {l.k, l.v, kKv};
+    p.cache = kv_apart(l.k, l.v, kKv);
     p.step = m.step;
     p.partial = m.partial;
     p.counters = m.counters;

@@ -158,8 +158,8 @@ struct Bench {
         y_.in[0] = random_matrix(kQGate, kHidden), y_.in[1] = random_matrix(kKv, kHidden),
         y_.in[2] = random_matrix(kKv, kHidden);
         y_.q_norm = random_floats(256, 1, 0.2f), y_.k_norm = random_floats(256, 1, 0.2f);
-        y_.cache = {random_bf16(n_blocks * kKvHeads * 64 * 256, 0, 1),
-                    random_bf16(n_blocks * kKvHeads * 64 * 256, 0, 1), kKvHeads};
+        y_.cache = kv_apart(random_bf16(n_blocks * kKvHeads * 64 * 256, 0, 1),
+                            random_bf16(n_blocks * kKvHeads * 64 * 256, 0, 1), kKvHeads);
       } else {
         y_.in[0] = random_matrix(kQkv, kHidden), y_.in[1] = random_matrix(kZ, kHidden),
         y_.in[2] = random_matrix(kValueHeads, kHidden), y_.in[3] = random_matrix(kValueHeads, kHidden);

@@ -31,6 +31,6 @@ class Lily < Formula
   end
 
   test do
-    assert_match "river", shell_output("#{bin}/lily run --no-think -t 0 'What does the word river mean?'")
+    assert_match "river", shell_output("#{bin}/lily run --no-think -t 0 'What does the word river mean?' </dev/null")
   end
 end

@@ -104,8 +104,8 @@ struct MemorySpec {
   // Shape bounds for scratch; programs beyond it grow it when they are compiled.
   int max_rows = 512;
   // States and blocks lie in the same memory: slot s where blocks s * n .. s * n + n - 1 do, with n =
-  // SharedPlaces::blocks_per_state and n_kv_blocks = n_state_slots * n. Whoever hands them out sees to it that
-  // of these only the slot, or only blocks, are in use.
+  // SharedPlaces::blocks_per_state and n_kv_blocks = n_state_slots * n. Whoever hands them out sees to it
+  // that of these only the slot, or only blocks, are in use.
   bool shared_places = false;
 };
 

@@ -64,16 +64,18 @@ class Chat {
     editor_.load_history(history_);
   }
 
-  int loop() {
+  int loop(const std::string& typed_ahead) {
+    editor_.give(typed_ahead);
     fmt::print(stderr, "lily: {} on {}, {} tokens of context; /help lists the commands\n",
                assistant_.folder(), assistant_.backend(), assistant_.context());
     std::string line;
-    while (true) {
+    for (bool is_first = true;; is_first = false) {
       const LineEditor::Result result = editor_.read("> ", line);
+      if (is_first) check_interrupted();  // while the model was loaded
+      interrupted() = false;
       if (result == LineEditor::Result::end_of_input) return end();
       if (result == LineEditor::Result::interrupted || line.find_first_not_of(" \t\n") == std::string::npos)
         continue;
-      interrupted() = false;
       editor_.add_history(line);
       if (!history_.empty()) LineEditor::append_history(history_, line);
       try {
@@ -204,7 +206,7 @@ class Chat {
   std::string system_, history_;
   std::vector<text::Message> messages_;
   std::optional<Answer> last_;
-  LineEditor editor_;
+  LineEditor editor_{[] { return interrupted().load(); }};
 };
 
 }  // namespace
@@ -241,7 +243,7 @@ std::string safe_for_terminal(std::string_view text) {
   return safe;
 }
 
-AnswerPrinter::AnswerPrinter() : colour_(use_colour()) {}
+AnswerPrinter::AnswerPrinter() : colour_(use_colour()), shows_thinking_(stdout_is_terminal()) {}
 
 void AnswerPrinter::switch_to(Kind kind) {
   const bool dim = kind == Kind::reasoning;
@@ -258,6 +260,7 @@ void AnswerPrinter::switch_to(Kind kind) {
 }
 
 void AnswerPrinter::print(const text::OutputEvent& event) {
+  if (event.kind == Kind::reasoning && !shows_thinking_) return;
   switch_to(event.kind);
   std::string shown;
   switch (event.kind) {
@@ -297,8 +300,8 @@ void print_statistics(const Answer& a) {
 }
 
 int chat(engine::Assistant& assistant, const AnswerOptions& options, const std::string& system,
-         const Json& tools) {
-  return Chat(assistant, options, system, tools).loop();
+         const Json& tools, const std::string& typed_ahead) {
+  return Chat(assistant, options, system, tools).loop(typed_ahead);
 }
 
 }  // namespace lily::cli

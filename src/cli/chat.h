@@ -8,8 +8,8 @@
 
 namespace lily::cli {
 
-// Writes an answer as it comes: thinking dimmed, calls on lines of their own. Control characters that a model
-// might write to confuse a terminal are shown, not sent.
+// Writes an answer as it comes: thinking dimmed, on a terminal only, and calls on lines of their own. Control
+// characters that a model might write to confuse a terminal are shown, not sent.
 class AnswerPrinter {
  public:
   AnswerPrinter();
@@ -18,7 +18,7 @@ class AnswerPrinter {
 
  private:
   void switch_to(text::OutputEvent::Kind kind);
-  bool colour_;
+  bool colour_, shows_thinking_;
   bool has_output_ = false, ends_line_ = true;
   bool dimmed_ = false;
   bool in_content_ = false;
@@ -31,9 +31,10 @@ std::string safe_for_terminal(std::string_view text);
 // One line on stderr: tokens, speeds, time to the first token.
 void print_statistics(const Answer& answer);
 
-// Reads messages and answers them until /quit or Ctrl-D. Returns the exit code.
+// Reads messages and answers them until /quit or Ctrl-D; the first from the keys that were typed ahead.
+// Returns the exit code.
 int chat(engine::Assistant& assistant, const AnswerOptions& options, const std::string& system,
-         const nlohmann::ordered_json& tools);
+         const nlohmann::ordered_json& tools, const std::string& typed_ahead);
 
 // A conversation as a JSON file: {"messages": [...]} in OpenAI's form.
 nlohmann::ordered_json conversation_json(const std::vector<text::Message>& messages);

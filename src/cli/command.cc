@@ -46,7 +46,7 @@ void add_model_options(CLI::App& command, ModelOptions& options) {
       .add_option(
           "--kv", options.kv,
           "Type of the KV cache (default: the backend's; cpu and GPUs: bf16); int8 halves its memory, on "
-          "cpu and reference")
+          "cpu, cuda and reference")
       ->check(CLI::IsMember({"bf16", "f32", "int8"}));
   command
       .add_option(

@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <atomic>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -65,6 +66,9 @@ void add_disk_options(CLI::App& command, DiskOptions& options);
 // lies in the Hugging Face cache, or, where `name` is empty, LILY_MODEL, else the real model if it has been
 // pulled, else the demo model with a notice.
 std::string find_model(const std::string& name);
+// The demo model that comes with the program; empty where it is missing.
+inline constexpr const char* kDemoModel = "lily-tiny";
+std::filesystem::path find_bundled();
 
 // The policy that the device publishes, with what the options change in it.
 plan::Policy chosen_policy(const backend::Device& device, const model::Dims& dims,

@@ -17,6 +17,20 @@ std::vector<std::string> names_of(const CommandFacts& command) {
   return names;
 }
 
+// The only words that may stand behind a command; empty: files, or anything.
+std::vector<std::string> words_of(const CommandFacts& command) {
+  for (const OptionFacts& option : command.options)
+    if (!option.positional.empty() && !option.choices.empty()) return option.choices;
+  return {};
+}
+
+// `lily help COMMAND` is no command of the parser's.
+CommandFacts help_command(const std::vector<CommandFacts>& commands) {
+  OptionFacts command{.positional = "COMMAND"};
+  for (const CommandFacts& other : commands) command.choices.push_back(other.name);
+  return {.name = "help", .description = "Say more of a command", .options = {command}};
+}
+
 void print_bash(const CommandFacts& program, const std::vector<CommandFacts>& commands) {
   std::vector<std::string> command_names;
   for (const auto& command : commands) command_names.push_back(command.name);
@@ -38,10 +52,16 @@ void print_bash(const CommandFacts& program, const std::vector<CommandFacts>& co
              fmt::join(command_names, " "), fmt::join(names_of(program), " "));
   for (const auto& command : commands)
     fmt::print("    '{}') options='{}' ;;\n", command.name, fmt::join(names_of(command), " "));
+  fmt::print("  esac\n  local words=\n  case \"$command\" in\n");
+  for (const auto& command : commands)
+    if (const auto words = words_of(command); !words.empty())
+      fmt::print("    '{}') words='{}' ;;\n", command.name, fmt::join(words, " "));
   fmt::print(
       "  esac\n"
       "  if [[ -z $command || $current == -* ]]; then\n"
       "    COMPREPLY=($(compgen -W \"$options\" -- \"$current\"))\n"
+      "  elif [[ -n $words ]]; then\n"
+      "    COMPREPLY=($(compgen -W \"$words\" -- \"$current\"))\n"
       "  else\n"
       "    COMPREPLY=($(compgen -f -- \"$current\"))\n"
       "  fi\n"
@@ -85,9 +105,11 @@ void print_zsh(const CommandFacts& program, const std::vector<CommandFacts>& com
       fmt::join(specs(program), " "));
   for (const auto& command : commands) fmt::print("'{}:{}' ", command.name, zsh_text(command.description));
   fmt::print(")\n      _describe command commands ;;\n    rest)\n      case $line[1] in\n");
-  for (const auto& command : commands)
-    fmt::print("        {}) _arguments {} '*:file:_files' ;;\n", command.name,
-               fmt::join(specs(command), " "));
+  for (const auto& command : commands) {
+    const auto words = words_of(command);
+    fmt::print("        {}) _arguments {} '{}' ;;\n", command.name, fmt::join(specs(command), " "),
+               words.empty() ? "*:file:_files" : fmt::format("1:word:({})", fmt::join(words, " ")));
+  }
   fmt::print(
       "      esac ;;\n  esac\n}}\nif [[ $funcstack[1] = _lily ]]; then _lily \"$@\"; else compdef _lily "
       "lily; fi\n");
@@ -119,8 +141,12 @@ void print_fish(const CommandFacts& program, const std::vector<CommandFacts>& co
   for (const auto& command : commands)
     fmt::print("complete -c lily -n __fish_use_subcommand -f -a {} -d '{}'\n", command.name,
                fish_text(command.description));
-  for (const auto& command : commands)
-    print_options(command, fmt::format(" -n '__fish_seen_subcommand_from {}'", command.name));
+  for (const auto& command : commands) {
+    const std::string condition = fmt::format(" -n '__fish_seen_subcommand_from {}'", command.name);
+    print_options(command, condition);
+    if (const auto words = words_of(command); !words.empty())
+      fmt::print("complete -c lily{} -f -a '{}'\n", condition, fmt::join(words, " "));
+  }
 }
 
 }  // namespace
@@ -136,7 +162,8 @@ void add_completions(CLI::App& app, Action& action) {
   command->callback([&app, shell, &action] {
     action = [&app, shell] {
       const CommandFacts program = describe(app);
-      const std::vector<CommandFacts> commands = describe_commands(app);
+      std::vector<CommandFacts> commands = describe_commands(app);
+      commands.push_back(help_command(commands));
       if (*shell == "bash") print_bash(program, commands);
       if (*shell == "zsh") print_zsh(program, commands);
       if (*shell == "fish") print_fish(program, commands);

@@ -26,8 +26,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kDemoModel = "lily-tiny";
-
 bool is_model(const fs::path& folder) {
   std::error_code ignored;
   return fs::is_regular_file(folder / "config.json", ignored);
@@ -59,15 +57,6 @@ bool is_begun(const std::string& name) {
     if (hub::is_repository_name(name) && fs::exists(hub::CachedRepository(cache, name).folder(), ignored))
       return true;
   return false;
-}
-
-// Beside the program in the build tree, or where `make install` puts it.
-fs::path find_bundled() {
-  const fs::path program = program_path().parent_path();
-  for (const char* place : {"../share/lily/models", "../../models", "models"})
-    if (const fs::path folder = program / place / kDemoModel; is_model(folder))
-      return fs::weakly_canonical(folder);
-  return {};
 }
 
 bool looks_like_hub_name(const std::string& name) {
@@ -107,6 +96,15 @@ void refuse_foreign_pulled(const std::string& name) {
 
 }  // namespace
 
+// Beside the program in the build tree, or where `make install` puts it.
+fs::path find_bundled() {
+  const fs::path program = program_path().parent_path();
+  for (const char* place : {"../share/lily/models", "../../models", "models"})
+    if (const fs::path folder = program / place / kDemoModel; is_model(folder))
+      return fs::weakly_canonical(folder);
+  return {};
+}
+
 std::string find_model(const std::string& asked) {
   std::string name = asked.empty() ? environment("LILY_MODEL") : asked;
   if (!name.empty()) {
@@ -126,6 +124,10 @@ std::string find_model(const std::string& asked) {
            "downloads it",
            shown, shown);
     }
+    std::error_code ignored;
+    if (!fs::exists(name, ignored))
+      fail(Fault::user, "'{}' does not exist; name a checkpoint's folder, or {} for the demo model", shown,
+           kDemoModel);
     fail(Fault::user,
          "'{}' is not a model: there is no config.json in it; name a checkpoint's folder, or {} for the demo "
          "model",

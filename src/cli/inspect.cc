@@ -105,20 +105,21 @@ void print(const std::string& folder, const model::CheckpointReport& report, boo
 
 void add_inspect(CLI::App& app, Action& action) {
   struct Options {
-    std::string model;
+    std::string model, named;
     bool json = false, tensors = false;
   };
   auto options = std::make_shared<Options>();
   CLI::App* command =
       app.add_subcommand("inspect", "What is in a checkpoint, and what is missing or unsupported");
-  command->add_option("MODEL", options->model,
-                      "Folder of a checkpoint, or the name of one that has been pulled");
+  CLI::Option* const model = command->add_option(
+      "MODEL", options->model, "Folder of a checkpoint, or the name of one that has been pulled");
+  command->add_option("-m,--model", options->named, "The same, as other commands have it")->excludes(model);
   command->add_flag("--tensors", options->tensors, "List every tensor");
   command->add_flag("--json", options->json, "One JSON document on stdout");
   command->footer("Examples:\n  lily inspect models/lily-tiny\n  lily inspect --json models/lily-tiny");
   command->callback([options, &action] {
     action = [options] {
-      const std::string folder = find_model(options->model);
+      const std::string folder = find_model(options->named.empty() ? options->model : options->named);
       model::CheckpointReport report = model::inspect_checkpoint(folder);
       check_tokenizer(folder, report);
       if (options->json)

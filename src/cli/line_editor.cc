@@ -341,6 +341,21 @@ void restore_terminal() {
   tcsetattr(STDIN_FILENO, TCSANOW, &original);
 }
 
+TypedAhead::TypedAhead() {
+  if (!isatty(STDIN_FILENO) || !isatty(STDOUT_FILENO)) return;
+  // The terminal has made line feeds of their Enter keys, which would read as line breaks inside a message.
+  char line[4096];
+  for (pollfd typed{STDIN_FILENO, POLLIN, 0}; poll(&typed, 1, 0) == 1;) {
+    const ssize_t n = ::read(STDIN_FILENO, line, sizeof line);
+    if (n > 0) keys_.append(line, static_cast<size_t>(n));
+    else if (n == 0) keys_ += '\x04';  // Ctrl-D
+    if (n <= 0) break;
+  }
+  std::replace(keys_.begin(), keys_.end(), '\n', '\r');
+  set_keys(true);
+}
+TypedAhead::~TypedAhead() { restore_terminal(); }
+
 LineEditor::~LineEditor() { restore_terminal(); }
 
 void LineEditor::add_history(const std::string& line) {
@@ -454,6 +469,13 @@ LineEditor::Result LineEditor::read(std::string_view prompt, std::string& line) 
   return std::getline(std::cin, line) ? Result::line : Result::end_of_input;
 }
 
+ssize_t LineEditor::next_byte(char& byte) {
+  if (given_.empty()) return ::read(STDIN_FILENO, &byte, 1);
+  byte = given_.front();
+  given_.erase(0, 1);
+  return 1;
+}
+
 LineEditor::Result LineEditor::read_terminal(std::string_view prompt, std::string& line) {
   using Kind = Key::Kind;
   const RawMode raw;
@@ -470,9 +492,10 @@ LineEditor::Result LineEditor::read_terminal(std::string_view prompt, std::strin
     RawMode::put("\r\n");
     return result;
   };
+  if (was_interrupted_ && was_interrupted_()) return finish(Result::interrupted);
   bool in_escape = false;
   while (true) {
-    if (in_escape) {
+    if (in_escape && given_.empty()) {
       pollfd waiting{STDIN_FILENO, POLLIN, 0};
       if (poll(&waiting, 1, kEscapeWaitMs) == 0) {
         decoder.reset();
@@ -480,7 +503,7 @@ LineEditor::Result LineEditor::read_terminal(std::string_view prompt, std::strin
       }
     }
     char byte = 0;
-    const ssize_t n = ::read(STDIN_FILENO, &byte, 1);
+    const ssize_t n = next_byte(byte);
     if (n < 0 && errno == EINTR) {
       draw(prompt, buffer);  // most likely the window changed its size
       continue;

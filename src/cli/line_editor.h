@@ -2,6 +2,9 @@
 // paste, so that a pasted prompt is not sent line by line. On anything but a terminal it reads plain lines.
 #pragma once
 
+#include <sys/types.h>
+
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -79,11 +82,28 @@ class KeyDecoder {
   bool in_paste_ = false;
 };
 
+// Before the first read() too, while this lives, keys go unechoed and unchanged to it: what is typed while a
+// model loads, Enter included, is its first line. Ctrl-C is a signal.
+class TypedAhead {
+ public:
+  TypedAhead();
+  // Whole lines that were typed even before this, as keys.
+  std::string take() { return std::move(keys_); }
+  ~TypedAhead();
+  TypedAhead(const TypedAhead&) = delete;
+  TypedAhead& operator=(const TypedAhead&) = delete;
+
+ private:
+  std::string keys_;
+};
+
 class LineEditor {
  public:
   // From the first read() on, until this is destroyed, keys go unechoed and unchanged to the next read(), so
   // that what is typed during an answer is not lost; Ctrl-C is a signal outside read() and a key inside.
-  LineEditor() = default;
+  // `was_interrupted`: whether a signal came that nobody has answered; asked once it cannot come any more.
+  explicit LineEditor(std::function<bool()> was_interrupted = {})
+      : was_interrupted_(std::move(was_interrupted)) {}
   ~LineEditor();
   LineEditor(const LineEditor&) = delete;
   LineEditor& operator=(const LineEditor&) = delete;
@@ -91,6 +111,9 @@ class LineEditor {
   enum class Result { line, interrupted, end_of_input };
   // Shows the prompt and edits one message, which may hold line breaks. `line` is valid with Result::line.
   Result read(std::string_view prompt, std::string& line);
+
+  // Keys for the next read(), before those of the terminal.
+  void give(std::string_view keys) { given_ += keys; }
 
   void add_history(const std::string& line);
   const std::vector<std::string>& history() const { return history_; }
@@ -104,7 +127,11 @@ class LineEditor {
  private:
   Result read_terminal(std::string_view prompt, std::string& line);
   void draw(std::string_view prompt, const EditBuffer& buffer);
+  // read() of one byte.
+  ssize_t next_byte(char& byte);
 
+  std::function<bool()> was_interrupted_;
+  std::string given_;
   std::vector<std::string> history_;
   int drawn_cursor_row_ = 0;  // where the last draw left the cursor, in rows below the prompt's first
 };

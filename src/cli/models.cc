@@ -1,7 +1,8 @@
-// lily list and lily rm: the models that have been pulled.
+// lily list and lily rm: the models on this machine.
 #include <unistd.h>
 
 #include <cstdio>
+#include <filesystem>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -27,9 +28,29 @@ const char* state_of(const hub::CachedModel& model) {
   return "incomplete";
 }
 
+int64_t bytes_in(const std::filesystem::path& folder) {
+  std::error_code error;
+  int64_t sum = 0;
+  for (std::filesystem::directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
+    if (std::error_code ignored; it->is_regular_file(ignored))
+      sum += static_cast<int64_t>(it->file_size(ignored));
+  return sum;
+}
+
 int list(bool json, bool all) {
   const std::vector<hub::CachedModel> models = all_models();
   nlohmann::ordered_json out = nlohmann::json::array();
+  const auto show = [&](const std::string& name, const char* state, int64_t n_bytes,
+                        const std::optional<std::filesystem::path>& folder) {
+    if (json)
+      out.push_back({{"name", name},
+                     {"state", state},
+                     {"bytes", n_bytes},
+                     {"folder", folder ? nlohmann::json(folder->string()) : nlohmann::json()}});
+    else
+      fmt::print("{:48} {:>9}  {:10}  {}\n", name, human_bytes(n_bytes), state,
+                 folder ? folder->string() : "lily pull " + name + " goes on");
+  };
   size_t n_hidden = 0;
   for (const auto& model : models) {
     // Without a whole snapshot, what it would be is known only for lily's own downloads.
@@ -38,16 +59,10 @@ int list(bool json, bool all) {
       ++n_hidden;
       continue;
     }
-    if (json)
-      out.push_back({{"name", model.name},
-                     {"state", state_of(model)},
-                     {"bytes", model.n_bytes},
-                     {"folder", model.model ? nlohmann::json(model.model->string()) : nlohmann::json()}});
-    else
-      fmt::print("{:48} {:>9}  {:10}  {}\n", model.name, human_bytes(static_cast<int64_t>(model.n_bytes)),
-                 state_of(model),
-                 model.model ? model.model->string() : "lily pull " + model.name + " goes on");
+    show(model.name, state_of(model), static_cast<int64_t>(model.n_bytes), model.model);
   }
+  if (const std::filesystem::path bundled = find_bundled(); !bundled.empty())
+    show(kDemoModel, "bundled", bytes_in(bundled), bundled);
   if (json) {
     fmt::print("{}\n", out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
     return 0;
@@ -96,7 +111,8 @@ void add_list(CLI::App& app, Action& action) {
     bool json = false, all = false;
   };
   auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand("list", "The models that have been pulled");
+  CLI::App* command =
+      app.add_subcommand("list", "The models that have been pulled, and the one that comes with lily");
   command->add_flag("--json", options->json, "One JSON document on stdout");
   command->add_flag("--all", options->all, "Also what other tools have put into the cache");
   command->footer("Examples:\n  lily list\n  lily list --all --json");

@@ -1,6 +1,8 @@
 // lily run: answers one prompt, or opens the interactive chat.
 #include <poll.h>
+#include <sys/stat.h>
 #include <unistd.h>
+
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
@@ -11,6 +13,7 @@
 #include "base/file.h"
 #include "cli/answer.h"
 #include "cli/chat.h"
+#include "cli/line_editor.h"
 
 namespace lily::cli {
 namespace {
@@ -51,12 +54,15 @@ Json answer_json(const Answer& answer, const engine::Assistant& assistant) {
 // By read(), which Ctrl-C ends, and not without limit.
 std::string prompt_from_stdin() {
   constexpr size_t kMaxPromptBytes = size_t{64} << 20;
+  constexpr int kPollMs = 100, kPollsBeforeNotice = 20;
   std::string prompt;
   char buffer[65536];
-  while (true) {
+  for (int n_polls = 0;;) {
     pollfd waiting{STDIN_FILENO, POLLIN, 0};
-    if (poll(&waiting, 1, 100) == 0 || interrupted()) {
+    if (poll(&waiting, 1, kPollMs) == 0 || interrupted()) {
       check_interrupted();
+      if (++n_polls == kPollsBeforeNotice && prompt.empty())
+        fmt::print(stderr, "lily: waiting for the text on stdin; </dev/null stands for none\n");
       continue;
     }
     const ssize_t n = ::read(STDIN_FILENO, buffer, sizeof buffer);
@@ -65,6 +71,13 @@ std::string prompt_from_stdin() {
     prompt.append(buffer, static_cast<size_t>(n));
     if (prompt.size() > kMaxPromptBytes) fail(Fault::user, "the prompt on stdin is longer than 64 MB");
   }
+}
+
+// A pipe or a file on stdin. Sockets and devices are left alone: programs that start this one have them for
+// themselves, and one that stays open would never end the prompt.
+bool has_piped_text() {
+  struct stat info{};
+  return fstat(STDIN_FILENO, &info) == 0 && (S_ISFIFO(info.st_mode) || S_ISREG(info.st_mode));
 }
 
 uint64_t parse_seed(const std::string& text) {
@@ -94,7 +107,11 @@ void check_tools(const Json& tools, const std::string& file) {
 int run_run(const RunOptions& o) {
   std::string prompt = fmt::format("{}", fmt::join(o.words, " "));
   const bool is_interactive = prompt.empty() && isatty(STDIN_FILENO) != 0 && !o.json;
-  if (prompt.empty() && !is_interactive) prompt = prompt_from_stdin();
+  if (prompt.empty() && !is_interactive) {
+    prompt = prompt_from_stdin();
+  } else if (!prompt.empty() && has_piped_text()) {
+    if (const std::string piped = prompt_from_stdin(); !piped.empty()) prompt += "\n\n" + piped;
+  }
   if (prompt.empty() && !is_interactive)
     fail(Fault::user, "no prompt: name it as words, pipe it in, or run on a terminal for a chat");
   Json tools;
@@ -103,8 +120,10 @@ int run_run(const RunOptions& o) {
     check_tools(tools, o.tools_file);
   }
 
+  std::optional<TypedAhead> typed_ahead;
+  if (is_interactive) typed_ahead.emplace();
   const auto assistant = load_assistant(o.model, o.disk);
-  if (is_interactive) return chat(*assistant, o.answer, o.system, tools);
+  if (is_interactive) return chat(*assistant, o.answer, o.system, tools, typed_ahead->take());
 
   std::vector<text::Message> messages;
   if (!o.system.empty()) messages.push_back(text::Message::of("system", o.system));
@@ -146,8 +165,9 @@ void add_answer_options(CLI::App& command, AnswerOptions& o) {
 
 void add_run(CLI::App& app, Action& action) {
   auto options = std::make_shared<RunOptions>();
-  CLI::App* command =
-      app.add_subcommand("run", "Answer a prompt given as words or on stdin; with neither, a chat");
+  CLI::App* command = app.add_subcommand(
+      "run",
+      "Answer a prompt given as words, on stdin, or as words about the text on stdin; with neither, a chat");
   command->add_option("PROMPT", options->words, "The prompt");
   add_model_options(*command, options->model);
   add_profile_option(*command, options->model);
@@ -161,6 +181,7 @@ void add_run(CLI::App& app, Action& action) {
       "Examples:\n  lily run --no-think \"What does the word river mean?\"\n  git diff | lily run --system "
       "\"Write a commit "
       "message.\"\n"
+      "  lily run \"Summarise this.\" < notes.txt\n"
       "  lily run                      (a chat; /help lists its commands)");
   command->callback([options, &action] { action = [options] { return run_run(*options); }; });
 }

@@ -1,4 +1,5 @@
 // lily selftest: each op of the model's plans on the devices that are present, against the reference.
+#include <signal.h>
 #include <stdlib.h>
 
 #include <cstdio>
@@ -22,28 +23,52 @@ struct SelftestOptions {
   bool tensor_ops = false, json = false;
 };
 
-// The synthetic checkpoint, removed with its folder.
-class Checkpoint {
+// Signals that end the program wait while this lives.
+class Undisturbed {
  public:
-  Checkpoint() {
+  Undisturbed() {
+    sigset_t ending;
+    sigemptyset(&ending);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&ending, signal);
+    pthread_sigmask(SIG_BLOCK, &ending, &before_);
+  }
+  ~Undisturbed() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  Undisturbed(const Undisturbed&) = delete;
+  Undisturbed& operator=(const Undisturbed&) = delete;
+
+ private:
+  sigset_t before_{};
+};
+
+// The folder of the synthetic checkpoint, for as long as its files are opened.
+class Folder {
+ public:
+  Folder() {
     std::string name = (fs::temp_directory_path() / "lily-selftest-XXXXXX").string();
     if (::mkdtemp(name.data()) == nullptr)
       fail(Fault::device, "{}: no folder can be made there; set TMPDIR to one with 200 MB free",
            fs::temp_directory_path().string());
-    folder_ = name;
-    engine::write_self_test_checkpoint(folder_);
+    path_ = name;
   }
-  ~Checkpoint() {
+  ~Folder() {
     std::error_code ignored;
-    fs::remove_all(folder_, ignored);
+    fs::remove_all(path_, ignored);
   }
-  Checkpoint(const Checkpoint&) = delete;
-  Checkpoint& operator=(const Checkpoint&) = delete;
-  const fs::path& folder() const { return folder_; }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  const fs::path& path() const { return path_; }
 
  private:
-  fs::path folder_;
+  fs::path path_;
 };
+
+// Its files have no name any more: however the program ends, nothing of them stays.
+model::Checkpoint synthetic_checkpoint() {
+  const Undisturbed undisturbed;
+  const Folder folder;
+  engine::write_self_test_checkpoint(folder.path());
+  return model::Checkpoint::open(folder.path());
+}
 
 // One kind of op over all steps.
 struct Row {
@@ -85,8 +110,7 @@ std::vector<std::string> backends_of(const SelftestOptions& o) {
 }
 
 int run_selftest(const SelftestOptions& o) {
-  const Checkpoint files;
-  const model::Checkpoint checkpoint = model::Checkpoint::open(files.folder());
+  const model::Checkpoint checkpoint = synthetic_checkpoint();
   const auto reference = backend::make_device("reference", {.threads = o.threads});
   reference->load(checkpoint, {});
   Json json = Json::array();

@@ -49,9 +49,9 @@ plan::Policy policy_of(const plan::Policy& published, std::string_view backend,
   const bool is_widened = backend == "reference" && kv == plan::KvType::bf16;
   if (kv && !is_widened) {
     if (!published.has(*kv))
-      fail(Fault::user, "--kv {}: backend '{}' keeps keys and values as {}; leave --kv out, or choose {}",
-           plan::name(*kv), backend, plan::kv_type_names(published),
-           *kv == plan::KvType::int8 ? "backend cpu or reference" : "another backend");
+      fail(Fault::user,
+           "--kv {}: backend '{}' keeps keys and values as {}; leave --kv out, or choose another backend",
+           plan::name(*kv), backend, plan::kv_type_names(published));
     policy.kv = *kv;
   }
   if (activation_planes) {

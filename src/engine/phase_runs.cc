@@ -4,6 +4,7 @@
 #include <chrono>
 #include <numeric>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -31,16 +32,16 @@ class Series {
   // Rows at `position`; the last one chooses a token if asked to.
   void submit(plan::Phase phase, std::span<const int32_t> tokens, int32_t position, bool choose) {
     if (n_in_flight_ == limits_.depth) wait();
-    const int n_states = limits_.depth + 1;
+    // As in the engine: with one step in flight, a token is written into the state it was read from.
+    const bool in_place = phase == plan::Phase::decode && limits_.depth == 1 && state_ != backend::kNoState;
+    const StateSlot next = in_place ? state_ : StateSlot{n_steps_ % (limits_.depth + 1)};
     const auto n = static_cast<int32_t>(tokens.size());
     step_.clear();
     step_.phase = phase;
     step_.ending = choose ? plan::Ending::greedy : plan::Ending::none;
     step_.tokens.assign(tokens.begin(), tokens.end());
-    backend::Segment segment{.n_rows = n,
-                             .position = position,
-                             .src = n_steps_ == 0 ? backend::kNoState : StateSlot{(n_steps_ - 1) % n_states},
-                             .dst = StateSlot{n_steps_ % n_states}};
+    backend::Segment segment{
+        .n_rows = n, .position = position, .src = std::exchange(state_, next), .dst = next};
     if (step_.tokens[0] == backend::kTokenFromSlot) segment.token_in = TokenSlot{position % 2};
     if (choose && limits_.depth > 1) segment.token_out = TokenSlot{(position + n) % 2};
     step_.segments = {segment};
@@ -66,6 +67,7 @@ class Series {
   Executor& executor_;
   const Limits& limits_;
   Step step_;
+  StateSlot state_ = backend::kNoState;  // after all steps submitted
   int n_steps_ = 0, n_in_flight_ = 0;
 };
 

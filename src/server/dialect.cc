@@ -1,9 +1,20 @@
 #include "server/dialect.h"
 
+#include "base/error.h"
 #include "base/random_name.h"
 #include "engine/replay.h"
 
 namespace lily::server {
+
+std::string Call::in_its_words(std::string text) const {
+  constexpr std::string_view kTool = "].", kFunction = "].function", kSchema = "].function.parameters";
+  if (schema_of_tool.starts_with("function.")) return text;
+  if (const size_t at = text.find(kSchema); at != text.npos)
+    text.replace(at + kTool.size(), kSchema.size() - kTool.size(), schema_of_tool);
+  else if (const size_t whole = text.find(kFunction); whole != text.npos)
+    text.erase(whole + 1, kFunction.size() - 1);
+  return text;
+}
 
 std::string new_id(std::string_view prefix) {
   return std::string(prefix) + random_name(engine::kCallIdLetters);
@@ -36,5 +47,15 @@ std::string sse(const Json& data) { return "data: " + to_text(data) + "\n\n"; }
 std::string sse(std::string_view event, const Json& data) {
   return fmt::format("event: {}\ndata: {}\n\n", event, to_text(data));
 }
+
+RepeatedEvent::RepeatedEvent(const Json& data) {
+  const std::string whole = sse(data), hole = to_text(kHole);
+  const size_t at = whole.rfind(hole);
+  LILY_CHECK(at != whole.npos, "an event without a hole: {}", whole);
+  before_ = whole.substr(0, at);
+  after_ = whole.substr(at + hole.size());
+}
+
+std::string RepeatedEvent::with(const Json& value) const { return before_ + to_text(value) + after_; }
 
 }  // namespace lily::server

@@ -48,6 +48,10 @@ struct Call {
   bool stream = false;
   std::unique_ptr<AnswerWriter> writer;
   std::vector<std::string> ignored;  // names of fields that were ignored, for the log
+  // Where a tool has its schema; the engine says function.parameters, as chat completions do.
+  std::string schema_of_tool = "function.parameters";
+  // A text of the engine's about a tool, with the path that the client's request has.
+  std::string in_its_words(std::string text) const;
 };
 
 // Ids that cannot be guessed: prefix and 24 letters and digits.
@@ -62,5 +66,18 @@ Json anthropic_error(const ApiError& error, const std::string& request_id);
 // One server-sent event.
 std::string sse(const Json& data);
 std::string sse(std::string_view event, const Json& data);
+
+// A server-sent event that goes out for every token and differs in one value only: the JSON around it is
+// written once.
+class RepeatedEvent {
+ public:
+  static constexpr const char* kHole = "\x1f";  // stands in the data for the value
+  // Behind the hole stands nothing that a client has said.
+  explicit RepeatedEvent(const Json& data);
+  std::string with(const Json& value) const;
+
+ private:
+  std::string before_, after_;
+};
 
 }  // namespace lily::server

@@ -189,7 +189,7 @@ void pass_over(Body& body) {
 
 Call parse_message(const Json& json, const ServedModel& model) {
   Body body(json);
-  Call call;
+  Call call{.schema_of_tool = "input_schema"};
   MessageAnswer answer{.model = body.text("model").value_or(model.id)};
   engine::ChatRequest request = read_request(body, model, call.ignored);
   request.sampling = parse_sampling(body, model);

@@ -29,7 +29,8 @@ class ChatWriter final : public AnswerWriter {
       : reply_(std::move(reply)),
         tokenizer_(tokenizer),
         id_(new_id("chatcmpl-")),
-        created_(std::time(nullptr)) {}
+        created_(std::time(nullptr)),
+        plain_chunk_(around(choice(RepeatedEvent::kHole))) {}
 
   std::string begin() override { return chunk({{"role", "assistant"}, {"content", ""}}); }
 
@@ -129,10 +130,15 @@ class ChatWriter final : public AnswerWriter {
     return out;
   }
 
-  std::string chunk(const Json& delta) {
+  Json around(Json choice) const {
     Json out = head("chat.completion.chunk");
-    out["choices"] = Json::array({choice(delta)});
-    return sse(out);
+    out["choices"] = Json::array();
+    out["choices"].push_back(std::move(choice));
+    return out;
+  }
+
+  std::string chunk(const Json& delta) {
+    return unsent_.empty() ? plain_chunk_.with(delta) : sse(around(choice(delta)));
   }
 
   const char* finish_reason() const {
@@ -148,6 +154,7 @@ class ChatWriter final : public AnswerWriter {
   int64_t created_;
   Transcript said_;
   std::vector<engine::Token> unsent_;  // whose logprobs go out with the next chunk
+  RepeatedEvent plain_chunk_;          // without tokens to tell about
 };
 
 void refuse_what_is_not_supported(Body& body) {

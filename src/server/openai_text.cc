@@ -31,7 +31,8 @@ class TextWriter final : public AnswerWriter {
         tokenizer_(tokenizer),
         id_(new_id("cmpl-")),
         created_(std::time(nullptr)),
-        n_sent_(n_characters(reply_.echo)) {}
+        n_sent_(n_characters(reply_.echo)),
+        plain_chunk_(around(choice(RepeatedEvent::kHole, {}, 0))) {}
 
   std::string begin() override { return reply_.echo.empty() ? "" : chunk(reply_.echo); }
 
@@ -110,10 +111,15 @@ class TextWriter final : public AnswerWriter {
     return out;
   }
 
-  std::string chunk(const std::string& text) {
+  Json around(Json choice) const {
     Json out = head();
-    out["choices"] = Json::array({fresh_choice(text)});
-    return sse(out);
+    out["choices"] = Json::array();
+    out["choices"].push_back(std::move(choice));
+    return out;
+  }
+
+  std::string chunk(const std::string& text) {
+    return unsent_.empty() ? plain_chunk_.with(text) : sse(around(fresh_choice(text)));
   }
 
   const char* finish_reason() const { return said_.end.finish == engine::Finish::length ? "length" : "stop"; }
@@ -126,7 +132,8 @@ class TextWriter final : public AnswerWriter {
   int64_t created_;
   Transcript said_;
   std::vector<engine::Token> unsent_;
-  size_t n_sent_;  // characters of the echo and of the tokens that were sent
+  size_t n_sent_;              // characters of the echo and of the tokens that were sent
+  RepeatedEvent plain_chunk_;  // without tokens to tell about
 };
 
 // A text, or token ids, or a list with one of them.

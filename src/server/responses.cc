@@ -158,7 +158,7 @@ Json echo_of(Body& body, const ServedModel& model, bool store) {
 
 Call parse_response(const Json& json, const ServedModel& model, ResponseStore& store) {
   Body body(json);
-  Call call;
+  Call call{.schema_of_tool = "parameters"};
   engine::ChatRequest request;
   ResponseAnswer answer;
   refuse_what_is_not_supported(body);

@@ -11,8 +11,6 @@
 namespace lily::server {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr auto kPollForClient = std::chrono::milliseconds(100);  // how soon a client that left is noticed
 constexpr size_t kMaxIgnoredNames = 1000;                        // that are remembered as logged
 
@@ -45,6 +43,8 @@ engine::AnswerStream Service::start(const Call& call) {
   note_ignored(call.ignored);
   try {
     return std::visit([&](const auto& request) { return assistant_.start(request); }, call.request);
+  } catch (const engine::SchemaRefused& e) {
+    throw ApiError::bad_field(call.in_its_words(e.field), call.in_its_words(e.what()));
   } catch (const std::exception& e) {
     throw api_error_of(e);
   }
@@ -81,7 +81,7 @@ Outcome Service::pump(engine::AnswerStream& answer,
                       const std::function<bool(const engine::AnswerEvent&)>& take,
                       const std::function<bool()>& idle, const IsThere& is_there) {
   Outcome outcome;
-  auto last_event = Clock::now(), last_sent = last_event;
+  auto last_event = options_.now(), last_sent = last_event;
   int64_t n_steps = assistant_.engine().stats().n_steps;
   const auto leave = [&] {
     answer.cancel();
@@ -91,7 +91,7 @@ Outcome Service::pump(engine::AnswerStream& answer,
   };
   while (!answer.done()) {
     const auto event = answer.next_for(kPollForClient);
-    const auto now = Clock::now();
+    const auto now = options_.now();
     if (!is_there()) return leave();
     if (gives_up_) {
       answer.cancel();

@@ -27,6 +27,7 @@ struct ServiceOptions {
   std::chrono::milliseconds step_timeout = std::chrono::minutes(10);
   std::chrono::milliseconds keep_alive = std::chrono::seconds(5);
   UpstreamOptions upstreams;  // with the two times above
+  std::function<std::chrono::steady_clock::time_point()> now = std::chrono::steady_clock::now;
 };
 
 // What became of a request, for the log.

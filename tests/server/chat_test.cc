@@ -356,6 +356,21 @@ TEST(ChatStream, WithoutIncludeUsageNoChunkHasIt) {  // B073, B074
   }
 }
 
+TEST(ChatStream, AModelMayBeNamedLikeWhatChangesInAChunk) {
+  Call call = call_of(with(R"({"stream": true, "model": "\u001f\",\"delta\":\"\u001f"})"));
+  const auto events =
+      wire_events(streamed(*call.writer, {piece({{Kind::reasoning, -1, "a\x1f\"b"}}),
+                                          piece({{Kind::content, -1, "\x1f"}}), end_of(Finish::stop)}));
+  ASSERT_GE(events.size(), 4u);
+  for (size_t i = 0; i + 1 < events.size(); ++i)
+    EXPECT_EQ(events[i].data()["model"], "\x1f\",\"delta\":\"\x1f");
+  EXPECT_EQ(
+      events[1].data()["choices"][0],
+      Json::parse(R"({"index": 0, "delta": {"reasoning_content": "a\u001f\"b", "reasoning": "a\u001f\"b"},
+                            "logprobs": null, "finish_reason": null})"));
+  EXPECT_EQ(events[2].data()["choices"][0]["delta"], Json::parse(R"({"content": "\u001f"})"));
+}
+
 TEST(ChatStream, AnAnswerOfCallsAloneHasNoContentDelta) {  // B040, B041
   Call call = call_of(with(R"({"stream": true})"));
   const std::vector<engine::AnswerEvent> answer = {

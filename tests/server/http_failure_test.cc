@@ -59,17 +59,27 @@ TEST_F(HttpFailure, AHungStepFailsItsRequest) {
 }
 
 TEST_F(HttpFailure, WaitingInTheQueueIsNotAHungStep) {
-  start({}, {.step_timeout = 1s}, {.max_sequences = 1, .queue_capacity = 4});
+  const auto seconds = std::make_shared<std::atomic<int>>(0);  // that have passed by the server's clock
+  start({},
+        {.step_timeout = 1s,
+         .now =
+             [seconds] {
+               return std::chrono::steady_clock::time_point(std::chrono::seconds(seconds->load()));
+             }},
+        {.max_sequences = 1, .queue_capacity = 4});
   executor_->hold();
   Connection first(port_), second(port_);
   first.post("/v1/chat/completions", kHello);
   executor_->await_held();
   second.post("/v1/chat/completions", kHello);
   EXPECT_TRUE(eventually([&] { return assistant_->engine().stats().n_waiting == 1; }));
-  // A step from time to time, slower than the second one would wait for.
-  for (int i = 0; i < 6; ++i) {
-    std::this_thread::sleep_for(250ms);
+  // A step from time to time: none of them takes as long as the second one would wait for.
+  for (int i = 0; i < 4; ++i) {
+    const int64_t n_steps = assistant_->engine().stats().n_steps;
     executor_->allow(1);
+    EXPECT_TRUE(eventually([&] { return assistant_->engine().stats().n_steps > n_steps; }));
+    *seconds += 2;
+    std::this_thread::sleep_for(150ms);  // for it to look at its clock
   }
   executor_->allow(-1);
   EXPECT_EQ(first.read()->status, 200);

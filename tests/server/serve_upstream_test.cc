@@ -58,39 +58,6 @@ TEST(ServeUpstream, OneAddressServesBothModels) {
   EXPECT_EQ(Json::parse(down.body)["type"], "error");
 }
 
-TEST(Serve, AnAddressThatOtherMachinesReachIsWarnedOfWithoutAKey) {
-  for (const char* key : {"", "secret"}) {
-    Child child({"serve", "-m", "models/lily-tiny", "--host", "0.0.0.0", "--port", "0", "--parallel", "1"},
-                {{"HOME", "/nonexistent"}, {"LILY_API_KEY", key}});
-    for (int i = 0; i < 6000 && child.err().find("ready at") == std::string::npos; ++i)
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    const std::string said = child.err();
-    ASSERT_NE(said.find("ready at"), std::string::npos) << said;
-    EXPECT_EQ(said.find("0.0.0.0 can be reached from other machines") != std::string::npos, *key == '\0')
-        << said;
-  }
-}
-
-TEST(Serve, TheCacheTellsItsBytes) {
-  Serve server({});
-  const Json before = Json::parse(server.ask("/cache", "").body);
-  EXPECT_EQ(before["bytes"], Json::parse(R"({"kv": 0, "states": 0, "replay": 0, "disk": 0})"));
-  EXPECT_EQ(server
-                .ask("/v1/chat/completions",
-                     R"({"messages": [{"role": "user", "content": "What does the word river mean?"}]})")
-                .status,
-            200);
-  const Json after = Json::parse(server.ask("/cache", "").body);
-  EXPECT_GT(after["entries"], 0);
-  for (const char* what : {"kv", "states", "replay"}) EXPECT_GT(after["bytes"][what], 0) << what;
-  // A block and a state each have their size.
-  const auto used = [&](const char* name) {
-    return after[name]["total"].get<int64_t>() - after[name]["free"].get<int64_t>();
-  };
-  EXPECT_EQ(after["bytes"]["kv"].get<int64_t>() % used("kv_blocks"), 0);
-  EXPECT_EQ(after["bytes"]["states"].get<int64_t>() % used("state_slots"), 0);
-}
-
 TEST(ServeUpstream, AWrongKeyIsTheServersFault) {
   Serve big({"--api-key", "sk-of-the-big-one"}, {});
   Serve front({"--upstream", "big=" + big.url()}, {});

@@ -50,6 +50,21 @@ TEST(TextCompletion, WhatIsNotSupportedIsRefusedByName) {
   EXPECT_EQ(refused(R"({"prompt": "a", "max_tokens": 0})").param, "max_tokens");
 }
 
+TEST(TextCompletion, AChunkDiffersFromTheNextInItsTextOnly) {
+  const Call call = call_of(R"({"prompt": "Once", "stream": true, "model": "\u001f"})");
+  const auto events =
+      wire_events(streamed(*call.writer, {piece({{Kind::content, -1, " \"u\x1fpon"}}),
+                                          piece({{Kind::content, -1, ""}}), end_of(Finish::stop)}));
+  const Json first = events[0].data();
+  EXPECT_EQ(first["choices"], Json::parse(R"([{"index": 0, "text": " \"u\u001fpon", "logprobs": null,
+                                               "finish_reason": null}])"));
+  Json last = events[1].data();  // says why the answer ended
+  EXPECT_EQ(last["choices"][0]["finish_reason"], "stop");
+  last["choices"] = first["choices"];
+  EXPECT_EQ(first["model"], "\x1f");
+  for (const char* name : {"id", "object", "created", "model"}) EXPECT_EQ(first[name], last[name]) << name;
+}
+
 TEST(TextCompletion, EchoStandsBeforeTheAnswerInBothForms) {
   const Call call = call_of(R"({"prompt": "Once", "echo": true, "stream": true})");
   const auto events =

@@ -9,6 +9,7 @@
 
 #include "tests/support/temp_folder.h"
 #include "tests/system/program.h"
+#include "tests/system/terminal.h"
 
 namespace lily::test {
 namespace {
@@ -57,6 +58,25 @@ TEST(Run, ThinkingIsToldFromTheAnswer) {
   const Json json = Json::parse(lily("run " + kTiny + "-t 0 --json Spell total letter by letter.").out);
   EXPECT_EQ(json["reasoning"], "The letters of total: t o t a l.\n");
   EXPECT_EQ(json["text"], "t-o-t-a-l");
+}
+
+TEST(Run, ThinkingStaysOutOfAPipe) {
+  const Outcome run = lily("run " + kTiny + "-t 0 Spell total letter by letter.");
+  EXPECT_EQ(run.out, "t-o-t-a-l\n") << run.err;
+}
+
+TEST(Run, WordsStandBeforeTheTextOfAPipe) {
+  const TempFolder folder;
+  const fs::path piped = folder.path() / "piped", joined = folder.path() / "joined";
+  write_file(piped, "river mean?");
+  write_file(joined, "What does the word\n\nriver mean?");
+  const std::string options = "run " + kTiny + "--no-think -t 0 --json ";
+  const Json both = Json::parse(lily(options + "What does the word", "", piped.string()).out),
+             whole = Json::parse(lily(options, "", joined.string()).out),
+             words = Json::parse(lily(options + "What does the word").out);
+  EXPECT_EQ(both["prompt_tokens"], whole["prompt_tokens"]);
+  EXPECT_EQ(both["token_ids"], whole["token_ids"]);
+  EXPECT_LT(words["prompt_tokens"], whole["prompt_tokens"]);
 }
 
 TEST(Run, AStopStringEndsTheAnswerBeforeIt) {
@@ -188,7 +208,8 @@ TEST(Usage, MistakesExitWith2AndOneLine) {
   expect_one_clear_line(lily("run --temperature hot x"), 2, "temperature");
   expect_one_clear_line(lily("run " + kTiny + "--backend abacus x"), 2, "abacus");
   expect_one_clear_line(lily("run " + kTiny), 2, "no prompt");
-  expect_one_clear_line(lily("run -m /nonexistent x"), 2, "/nonexistent");
+  expect_one_clear_line(lily("run -m /nonexistent x"), 2, "'/nonexistent' does not exist");
+  expect_one_clear_line(lily("run -m src x"), 2, "no config.json");
   expect_one_clear_line(lily("run -m no/such-model x"), 2, "no/such-model");
   expect_one_clear_line(lily("run -m 'two\nlines' x"), 2, "two\\x0alines");
   expect_one_clear_line(lily("run -m 'two/li\nnes' x"), 2, "two/li\\x0anes");
@@ -254,6 +275,38 @@ TEST(Inspect, ReportsEveryTensor) {
   int64_t sum = 0;
   for (const auto& tensor : json["tensors"]) sum += tensor["bytes"].get<int64_t>();
   EXPECT_EQ(sum, 20'784'144);
+}
+
+TEST(Inspect, TakesItsModelAsOtherCommandsDo) {
+  EXPECT_EQ(lily("inspect -m models/lily-tiny").out, lily("inspect models/lily-tiny").out);
+  expect_one_clear_line(lily("inspect -m models/lily-tiny models/lily-tiny"), 2, "--model");
+}
+
+TEST(List, NamesTheModelThatComesWithLily) {
+  const Json list = Json::parse(lily("list --json").out);
+  ASSERT_EQ(list.size(), 1u);
+  EXPECT_EQ(list[0]["name"], "lily-tiny");
+  EXPECT_EQ(list[0]["state"], "bundled");
+  EXPECT_GT(list[0]["bytes"], 1'000'000);
+  EXPECT_TRUE(fs::exists(fs::path(list[0]["folder"].get<std::string>()) / "config.json"));
+}
+
+// Words of a command line, the last of them to be completed.
+std::string completed(const std::string& words, int last) {
+  const TempFolder folder;
+  const std::string script = (folder.path() / "script").string(), shown = (folder.path() / "shown").string();
+  write_file(script, lily("completions bash").out + "COMP_WORDS=(" + words + ")\nCOMP_CWORD=" +
+                         std::to_string(last) + "\n_lily\nprintf '%s' \"${COMPREPLY[*]}\" >" + shown + "\n");
+  EXPECT_EQ(std::system(("bash " + script).c_str()), 0);
+  return read_file(shown);
+}
+
+TEST(Completions, KnowTheWordsThatACommandTakes) {
+  EXPECT_EQ(completed("lily ru", 1), "run");
+  EXPECT_EQ(completed("lily he", 1), "help");
+  EXPECT_EQ(completed("lily help r", 2), "rm run");
+  EXPECT_EQ(completed("lily completions ''", 2), "bash zsh fish");
+  EXPECT_EQ(completed("lily run --kv b", 3), "bf16");
 }
 
 TEST(Plan, SaysHowManyPlanesActivationsHave) {
@@ -327,6 +380,17 @@ TEST(SelfTest, TheCpuPassesAtTheModelsWidths) {
   }
 }
 
+TEST(SelfTest, LeavesNoFilesWhenItIsEnded) {
+  for (const char* signal : {"TERM", "HUP", "INT"}) {
+    const TempFolder folder;
+    const std::string command = "TMPDIR=" + folder.path().string() + " timeout -s " + signal +
+                                " 0.4 " LILY_PROGRAM " selftest --backend reference >/dev/null 2>&1";
+    EXPECT_EQ(WEXITSTATUS(std::system(command.c_str())), 124)
+        << signal << ": it was over before the signal came";
+    EXPECT_TRUE(fs::is_empty(folder.path())) << signal;
+  }
+}
+
 TEST(Inspect, ABrokenTokenizerIsAProblem) {
   TempFolder folder;
   for (const auto& entry : fs::directory_iterator("models/lily-tiny"))
@@ -352,6 +416,14 @@ TEST(Eval, TheReferenceBesideAnEightBitCacheIsWhole) {
   // With two caches of the same codes nothing would differ.
   EXPECT_GT(report.at("max_abs_logit_error").get<double>(), 0) << run.out;
   fs::remove(text);
+}
+
+TEST(Eval, ShowsItsProgress) {
+  Terminal terminal("/nonexistent", {"lily", "eval", "-m", "lily-tiny", "--text", "AGENTS.md"});
+  terminal.wait_for("text [");
+  terminal.wait_for(" tokens");
+  terminal.wait_for("perplexity");
+  EXPECT_EQ(terminal.exit_code(), 0);
 }
 
 TEST(Diff, CanBeInterrupted) {

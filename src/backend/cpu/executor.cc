@@ -7,7 +7,7 @@
 namespace lily::backend::cpu {
 namespace {
 
-// Barriers are microseconds apart, so a thread polls; after this many polls (some 50 microseconds) another
+// Intervals take microseconds, so a thread polls; after this many polls (some 50 microseconds) another
 // program seems to have the core of a thread that is waited for, and sleeping leaves it more.
 constexpr int kPollsBeforeSleep = 2000;
 
@@ -40,80 +40,101 @@ int64_t Scratch::bytes_of(int64_t value_bytes, int64_t worker_bytes, int n_threa
 }
 
 Executor::Executor(ThreadPool& pool)
-    : pool_(pool), shares_(std::make_unique<Share[]>(2 * static_cast<size_t>(pool.n_threads()))) {}
-
-Executor::Share& Executor::share(size_t interval, int thread) {
-  return shares_[interval % 2 * static_cast<size_t>(pool_.n_threads()) + static_cast<size_t>(thread)];
-}
-
-void Executor::set_share(std::span<const Interval> intervals, size_t interval, const Step& step, int thread) {
-  if (interval >= intervals.size()) return;
-  int64_t n_units = 0;
-  for (const Phase* phase : intervals[interval].phases) n_units += phase->n_units(step);
-  Share& own = share(interval, thread);
-  own.next.store(n_units * thread / pool_.n_threads(), std::memory_order_relaxed);
-  own.end = n_units * (thread + 1) / pool_.n_threads();
-}
+    : pool_(pool), shares_(std::make_unique<Share[]>(static_cast<size_t>(pool.n_threads()))) {}
 
 void Executor::run(std::span<const Interval> intervals, const Step& step, const Scratch& scratch,
                    std::span<Clock::time_point> ends) {
-  for (int thread = 0; thread < pool_.n_threads(); ++thread) set_share(intervals, 0, step, thread);
-  pool_.run([&](int thread) { work(intervals, step, {thread, scratch.worker(thread)}, ends); });
+  intervals_ = intervals;
+  step_ = &step;
+  ends_ = ends;
+  n_units_.assign(intervals.size(), 0);
+  for (size_t i = 0; i < intervals.size(); ++i)
+    for (const Phase* phase : intervals[i].phases) n_units_[i] += phase->n_units(step);
+  for (int thread = 0; thread < pool_.n_threads(); ++thread)
+    shares_[static_cast<size_t>(thread)].taken.store(0, std::memory_order_relaxed);
+  open_from(0);
+  pool_.run([&](int thread) { work({thread, scratch.worker(thread)}); });
 }
 
-void Executor::work(std::span<const Interval> intervals, const Step& step, Worker worker,
-                    std::span<Clock::time_point> ends) {
-  for (size_t i = 0; i < intervals.size(); ++i) {
-    set_share(intervals, i + 1, step, worker.thread);
-    run_units(intervals[i], i, step, worker);
-    barrier();
-    if (worker.thread == 0 && !ends.empty()) ends[i] = Clock::now();
+void Executor::work(Worker worker) {
+  for (;;) {
+    const size_t interval = current_.load(std::memory_order_acquire);
+    if (interval == intervals_.size()) return;
+    // Who has run units is in time: the interval cannot be over before they are counted.
+    const int64_t n = run_units(interval, worker);
+    if (n > 0 && n_left_.fetch_sub(n, std::memory_order_acq_rel) == n) open_after(interval);
+    else wait_for_end_of(interval);
   }
 }
 
-void Executor::run_units(const Interval& interval, size_t index, const Step& step, Worker& worker) {
-  if (interval.phases.empty()) return;
+void Executor::open_after(size_t interval) {
+  if (!ends_.empty()) ends_[interval] = Clock::now();
+  open_from(interval + 1);
+  current_.notify_all();
+}
+
+void Executor::open_from(size_t interval) {
+  for (; interval < intervals_.size() && n_units_[interval] == 0; ++interval)
+    if (!ends_.empty()) ends_[interval] = Clock::now();
+  if (interval < intervals_.size()) n_left_.store(n_units_[interval], std::memory_order_relaxed);
+  current_.store(static_cast<uint32_t>(interval), std::memory_order_release);
+}
+
+void Executor::wait_for_end_of(size_t interval) {
+  const auto waited_for = static_cast<uint32_t>(interval);
+  for (int poll = 0; poll < kPollsBeforeSleep; ++poll) {
+    if (current_.load(std::memory_order_acquire) != waited_for) return;
+    pause_briefly();
+  }
+  current_.wait(waited_for, std::memory_order_acquire);
+}
+
+int64_t Executor::run_units(size_t index, Worker& worker) {
+  const Interval& interval = intervals_[index];
   const int n_threads = pool_.n_threads();
+  int64_t n_run = 0;
   size_t phase = 0;
-  int64_t first = 0, n = interval.phases[0]->n_units(step);
+  int64_t first = 0, n = interval.phases[0]->n_units(*step_);
   bool prepared = false;
   for (int i = 0; i < n_threads; ++i) {
-    Share& from = share(index, (worker.thread + i) % n_threads);
-    while (from.next.load(std::memory_order_relaxed) < from.end) {
-      const int64_t unit = from.next.fetch_add(1, std::memory_order_relaxed);
-      if (unit >= from.end) break;
+    const int thread = (worker.thread + i) % n_threads;
+    while (const std::optional<int64_t> taken = take_unit(index, thread)) {
+      const int64_t unit = *taken;
       if (unit < first) {  // of a thread that began with an earlier phase
-        phase = 0, first = 0, n = interval.phases[0]->n_units(step);
+        phase = 0, first = 0, n = interval.phases[0]->n_units(*step_);
         prepared = false;
       }
       while (unit >= first + n) {
         first += n;
-        n = interval.phases[++phase]->n_units(step);
+        n = interval.phases[++phase]->n_units(*step_);
         prepared = false;
       }
       const Phase& p = *interval.phases[phase];
-      if (!prepared && p.prepare) p.prepare(step, worker);
+      if (!prepared && p.prepare) p.prepare(*step_, worker);
       prepared = true;
-      p.run(step, worker, unit - first);
+      p.run(*step_, worker, unit - first);
+      ++n_run;
     }
   }
+  return n_run;
 }
 
-void Executor::barrier() {
-  const int n_threads = pool_.n_threads();
-  if (n_threads == 1) return;
-  const uint32_t generation = generation_.load(std::memory_order_relaxed);
-  if (n_arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == n_threads) {
-    n_arrived_.store(0, std::memory_order_relaxed);
-    generation_.store(generation + 1, std::memory_order_release);
-    generation_.notify_all();
-    return;
+// A share from which nothing has been taken in an interval that is over was empty in it: a thread that comes
+// late finds either nothing in it, or that it belongs to a later interval.
+std::optional<int64_t> Executor::take_unit(size_t interval, int thread) {
+  constexpr int kUnitBits = 32;
+  const uint64_t mine = uint64_t{interval} + 1;
+  const int64_t n_units = n_units_[interval];
+  const int64_t end = n_units * (thread + 1) / pool_.n_threads();
+  std::atomic<uint64_t>& taken = shares_[static_cast<size_t>(thread)].taken;
+  for (uint64_t seen = taken.load(std::memory_order_relaxed);;) {
+    if (seen >> kUnitBits > mine) return {};
+    const auto unit = seen >> kUnitBits == mine ? static_cast<int64_t>(seen & 0xffffffff)
+                                                : n_units * thread / pool_.n_threads();
+    if (unit >= end) return {};
+    const uint64_t next = mine << kUnitBits | static_cast<uint64_t>(unit + 1);
+    if (taken.compare_exchange_weak(seen, next, std::memory_order_relaxed)) return unit;
   }
-  for (int poll = 0; poll < kPollsBeforeSleep; ++poll) {
-    if (generation_.load(std::memory_order_acquire) != generation) return;
-    pause_briefly();
-  }
-  generation_.wait(generation, std::memory_order_acquire);
 }
 
 }  // namespace lily::backend::cpu

@@ -1,13 +1,18 @@
-// Runs the lowered ops of a step on the pool's threads. All threads walk through the same intervals, and a
-// barrier stands behind each. Of an interval's units each thread has a share that lies together, so that it
-// reads memory in one piece and ahead of itself; a thread that is done takes what others have left. Which
-// thread runs a unit does not matter to the result, so neither does the number of threads.
+// Runs the lowered ops of a step on the pool's threads, one interval after the other. Of an interval's units
+// each thread has a share that lies together, so that it reads memory in one piece and ahead of itself; a
+// thread that is done takes what others have left. Which thread runs a unit does not matter to the result, so
+// neither does the number of threads.
+//
+// An interval is over when all its units have run, and not when all threads have been there: one whose core
+// another program has got (a client that reads tokens on the same machine) keeps the others only from the
+// unit that it is in the middle of, and joins them where they are by then.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -50,23 +55,31 @@ class Executor {
            std::span<Clock::time_point> ends = {});
 
  private:
-  // A thread's units of an interval: the next to run, and the end. They are set in the interval before, when
-  // nobody looks at them: those of even and of odd intervals are different ones.
+  // A thread's units of an interval that nobody has taken yet.
   struct alignas(64) Share {
-    std::atomic<int64_t> next{0};
-    int64_t end = 0;
+    // One more than the interval of which units were last taken from this share, and the next unit. Together,
+    // so that a thread that comes late takes nothing of an interval that it does not mean.
+    std::atomic<uint64_t> taken{0};
   };
-  Share& share(size_t interval, int thread);
-  void set_share(std::span<const Interval> intervals, size_t interval, const Step& step, int thread);
-  void work(std::span<const Interval> intervals, const Step& step, Worker worker,
-            std::span<Clock::time_point> ends);
-  void run_units(const Interval& interval, size_t index, const Step& step, Worker& worker);
-  void barrier();
+  void work(Worker worker);
+  // The units that this thread has run; none if the interval is over.
+  int64_t run_units(size_t interval, Worker& worker);
+  std::optional<int64_t> take_unit(size_t interval, int thread);
+  // Opens the next interval that has units, after this one or from the first one on.
+  void open_after(size_t interval);
+  void open_from(size_t interval);
+  void wait_for_end_of(size_t interval);
 
   ThreadPool& pool_;
-  std::unique_ptr<Share[]> shares_;  // [2][threads]
-  alignas(64) std::atomic<int> n_arrived_{0};
-  alignas(64) std::atomic<uint32_t> generation_{0};
+  std::unique_ptr<Share[]> shares_;  // [threads]
+  // Of the run; set while no thread works.
+  std::span<const Interval> intervals_;
+  const Step* step_ = nullptr;
+  std::span<Clock::time_point> ends_;
+  std::vector<int64_t> n_units_;  // [intervals]
+
+  alignas(64) std::atomic<int64_t> n_left_{0};    // units of the open interval that have not run yet
+  alignas(64) std::atomic<uint32_t> current_{0};  // the open interval, or their number after the last one
 };
 
 }  // namespace lily::backend::cpu

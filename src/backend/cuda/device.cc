@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "backend/backend.h"
+#include "backend/cuda/kv_values.h"
 #include "backend/cuda/prefill_linear.h"
 #include "backend/cuda/program.h"
 #include "base/error.h"
@@ -46,6 +47,7 @@ class CudaDevice final : public Device {
     p.activation = plan::FloatType::bf16;
     p.residual = plan::FloatType::f32;
     p.kv = plan::KvType::bf16;
+    p.kv_types.set(static_cast<size_t>(plan::KvType::int8));
     p.prefill = {.norm_linear = true,
                  .linear_add = true,
                  .norm_router = true,
@@ -92,15 +94,20 @@ class CudaDevice final : public Device {
   }
 
   void reserve(const MemorySpec& memory, const plan::Policy& policy) override {
-    if (policy.kv != plan::KvType::bf16)
-      fail(Fault::user, "the cuda backend keeps keys and values in bf16, not {}; leave --kv out",
-           plan::name(policy.kv));
+    const plan::Policy published = this->policy(weights().dims());
+    if (!published.has(policy.kv))
+      fail(Fault::user, "the cuda backend keeps keys and values as {}, not {}; leave --kv out",
+           plan::kv_type_names(published), plan::name(policy.kv));
     memory_.reset();  // the old one first: both might not fit
-    memory_.emplace(weights().dims(), memory);
+    memory_.emplace(weights().dims(), memory, kv_form(policy.kv));
   }
 
   std::unique_ptr<Program> compile(plan::Plan plan) override {
     return std::make_unique<CudaProgram>(std::move(plan), weights(), memory(), stream_, n_sms_, has_wgmma_);
+  }
+
+  SharedPlaces shared_places(const model::Dims& dims, const plan::Policy& policy) const override {
+    return lily::cuda::shared_places(dims, kv_form(policy.kv));
   }
 
   void copy_state(StateSlot src, StateSlot dst) override {
@@ -122,29 +129,17 @@ class CudaDevice final : public Device {
     LILY_CHECK(std::ssize(data) == memory().conv_values(), "{} values for a convolution state", data.size());
     store(conv_at(slot, layer), std::span<const uint16_t>(rounded(data)));
   }
-  // K or V of a block lies as [kv head][64][256].
   std::vector<float> read_kv(Kv which, int layer, int block, int n_tokens) override {
-    const std::vector<float> all = widened(fetch(kv_at(which, layer, block), block_values()));
-    const int n_heads = weights().dims().n_kv_heads;
-    std::vector<float> data;
-    for (int t = 0; t < n_tokens; ++t)
-      for (int h = 0; h < n_heads; ++h) {
-        const auto at = all.begin() + (h * kKvBlock + t) * kHeadCols;
-        data.insert(data.end(), at, at + kHeadCols);
-      }
-    return data;
+    return kv_values(fetch(kv_at(which, layer, block), part_bytes()), memory().form(), n_kv_heads(),
+                     n_tokens);
   }
   void write_kv(Kv which, int layer, int block, int n_tokens, std::span<const float> data) override {
-    const int n_heads = weights().dims().n_kv_heads;
-    LILY_CHECK(std::ssize(data) == int64_t{n_tokens} * n_heads * kHeadCols, "{} values for {} tokens",
+    LILY_CHECK(std::ssize(data) == int64_t{n_tokens} * n_kv_heads() * kHeadCols, "{} values for {} tokens",
                data.size(), n_tokens);
-    std::vector<uint16_t> all = fetch(kv_at(which, layer, block), block_values());
-    const std::vector<uint16_t> bits = rounded(data);
-    for (int t = 0; t < n_tokens; ++t)
-      for (int h = 0; h < n_heads; ++h)
-        std::copy_n(bits.begin() + (t * n_heads + h) * kHeadCols, kHeadCols,
-                    all.begin() + (h * kKvBlock + t) * kHeadCols);
-    store(kv_at(which, layer, block), std::span<const uint16_t>(all));
+    std::byte* const at = kv_at(which, layer, block);
+    std::vector<std::byte> part = fetch(at, part_bytes());
+    put_kv_values(part, memory().form(), n_kv_heads(), data);
+    store(at, std::span<const std::byte>(part));
   }
 
  private:
@@ -162,10 +157,14 @@ class CudaDevice final : public Device {
   uint16_t* conv_at(StateSlot slot, int layer) const {
     return memory().conv_state(layer) + static_cast<int64_t>(slot) * memory().conv_slot_stride();
   }
-  int64_t block_values() const { return int64_t{kKvBlock} * weights().dims().kv_width(); }
-  uint16_t* kv_at(Kv which, int layer, int block) const {
+  int n_kv_heads() const { return weights().dims().n_kv_heads; }
+  int64_t part_bytes() const {  // of K or V of a layer's block
+    return int64_t{n_kv_heads()} * kv_head_bytes(memory().form());
+  }
+  std::byte* kv_at(Kv which, int layer, int block) const {
     const KvCache cache = memory().kv(layer);
-    return (which == Kv::k ? cache.k : cache.v) + block * block_values();
+    return reinterpret_cast<std::byte*>(which == Kv::k ? cache.k : cache.v) +
+           int64_t{block} * cache.block_bytes;
   }
   template <typename T>
   std::vector<T> fetch(const T* from, int64_t n) const {

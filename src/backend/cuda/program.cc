@@ -52,8 +52,8 @@ CudaProgram::CudaProgram(plan::Plan plan, const Weights& weights, const Memory& 
       extra_(plan_),
       arena_(static_cast<size_t>(plan_.scratch_bytes) + 256) {
   LILY_CHECK(plan_.policy.activation == plan::FloatType::bf16 &&
-                 plan_.policy.residual == plan::FloatType::f32 && plan_.policy.kv == plan::KvType::bf16,
-             "the cuda backend computes with bf16 activations and KV and an fp32 residual");
+                 plan_.policy.residual == plan::FloatType::f32 && kv_form(plan_.policy.kv) == memory.form(),
+             "the cuda backend computes with bf16 activations, an fp32 residual, and KV as it was reserved");
   for (auto& slot : slots_) {
     slot = std::make_unique<Slot>(plan_, memory_);
     slot->outputs = PinnedMemory(output_bytes(plan_));

@@ -112,6 +112,56 @@ TEST_P(ExecutorTest, UnitsOfASlowThreadAreTakenByOthers) {
   EXPECT_LE(n_own.load(), 1);
 }
 
+// Whose core another program has got between two of its units.
+TEST_P(ExecutorTest, AThreadThatIsAwayKeepsNobodyWaitingAndTakesNothingTwice) {
+  if (GetParam() == 1) GTEST_SKIP() << "one thread waits for nobody";
+  Fixture f(GetParam());
+  const auto own_thread = std::this_thread::get_id();
+  constexpr size_t kIntervals = 20;
+  constexpr int64_t kUnits = 3;  // fewer than threads: some shares are empty
+  int64_t n_away = 0;
+  for (int round = 0; round < 1000 && n_away == 0; ++round) {
+    std::atomic<int> n_arrived{0}, n_asleep{0};
+    std::atomic<bool> is_last_over{false};
+    std::vector<std::atomic<int>> ran(kIntervals * kUnits);
+    const auto wait_for = [](const auto& done) {
+      const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+      while (!done() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+      EXPECT_TRUE(done());
+    };
+    std::vector<Phase> phases;
+    std::vector<std::vector<size_t>> together;
+    for (size_t i = 0; i <= kIntervals; ++i) {
+      together.push_back({i});
+      if (i == 0) {  // all threads are here
+        phases.push_back({[&](const Step&) { return int64_t{GetParam()}; },
+                          [&](const Step&, Worker&, int64_t) {
+                            n_arrived.fetch_add(1);
+                            wait_for([&] { return n_arrived.load() == GetParam(); });
+                          },
+                          {}});
+        continue;
+      }
+      phases.push_back({[&](const Step&) {
+                          if (std::this_thread::get_id() != own_thread) {
+                            n_asleep.fetch_add(1);
+                            wait_for([&] { return is_last_over.load(); });
+                          }
+                          return kUnits;
+                        },
+                        [&, i](const Step&, Worker&, int64_t unit) {
+                          ran[(i - 1) * kUnits + static_cast<size_t>(unit)].fetch_add(1);
+                          if (i == kIntervals && unit == kUnits - 1) is_last_over = true;
+                        },
+                        {}});
+    }
+    f.run(phases, together);
+    EXPECT_TRUE(std::ranges::all_of(ran, [](const std::atomic<int>& n) { return n.load() == 1; }));
+    n_away = n_asleep.load();
+  }
+  EXPECT_GT(n_away, 0);
+}
+
 INSTANTIATE_TEST_SUITE_P(Threads, ExecutorTest, testing::Values(1, 2, 5));
 
 }  // namespace

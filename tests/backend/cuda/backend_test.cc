@@ -63,16 +63,18 @@ class CudaBackend : public ::testing::Test {
 
   // Logits after a chunk, and after two steps of one token.
   std::vector<std::vector<float>> logits(const plan::Policy& policy) {
+    devices_->cuda->reserve(
+        {.n_state_slots = 2, .n_kv_blocks = 4, .n_token_slots = 2, .max_rows = kChunkTokens}, policy);
+    return logits_there(policy, StateSlot{0}, {2, 0, 3, 1});
+  }
+  std::vector<std::vector<float>> logits_there(const plan::Policy& policy, StateSlot slot,
+                                               const std::vector<int32_t>& blocks) {
     Device& device = *devices_->cuda;
-    device.reserve({.n_state_slots = 2, .n_kv_blocks = 4, .n_token_slots = 2, .max_rows = kChunkTokens},
-                   policy);
-    const std::vector<int32_t> all = tokens(kChunkTokens + 2), blocks = {2, 0, 3, 1};
+    const std::vector<int32_t> all = tokens(kChunkTokens + 2);
     std::vector<std::vector<float>> result;
     const auto step = [&](Program& program, int position, int n_rows) {
-      const Segment segment{.n_rows = n_rows,
-                            .position = position,
-                            .src = position == 0 ? kNoState : StateSlot{0},
-                            .dst = StateSlot{0}};
+      const Segment segment{
+          .n_rows = n_rows, .position = position, .src = position == 0 ? kNoState : slot, .dst = slot};
       const std::vector<int32_t> outputs = {n_rows - 1};
       program.submit(
           {.tokens = std::span(all).subspan(static_cast<size_t>(position), static_cast<size_t>(n_rows)),
@@ -144,6 +146,119 @@ TEST_F(CudaBackend, ProductsOfOtherChipsGiveTheDefaultsLogits) {
   plan::Policy p = policy();
   p.matrix_unit = plan::MatrixUnit::simdgroup;
   expect_the_defaults_logits(p);
+}
+
+TEST_F(CudaBackend, EveryValueWithAnInt8CacheIsTheReferences) {
+  plan::Policy p = policy();
+  p.kv = plan::KvType::int8;
+  expect_no_difference(p, plan::Phase::prefill, kPromptTokens);
+  expect_no_difference(p, plan::Phase::decode, kPromptTokens);
+  expect_no_difference(plan::without(p, Mechanism::d4).value(), plan::Phase::decode, kPromptTokens);
+  for (const Mechanism m : {Mechanism::d5, Mechanism::d6, Mechanism::d7}) p = plan::without(p, m).value();
+  expect_no_difference(p, plan::Phase::decode, kPromptTokens);
+}
+
+TEST_F(CudaBackend, AnInt8CacheGivesTheDefaultsLogitsByBothProducts) {
+  plan::Policy p = policy();
+  p.kv = plan::KvType::int8;
+  expect_the_defaults_logits(p);
+  p.matrix_unit = plan::MatrixUnit::simdgroup;
+  expect_the_defaults_logits(p);
+}
+
+// What a block reads as is kept bit for bit when it is written again, and the others of its layer and of its
+// neighbours stay.
+TEST_F(CudaBackend, Int8BlocksAreReadAndWrittenWithoutLoss) {
+  plan::Policy p = policy();
+  p.kv = plan::KvType::int8;
+  Device& device = *devices_->cuda;
+  device.reserve({.n_state_slots = 1, .n_kv_blocks = 3, .n_token_slots = 2, .max_rows = 8}, p);
+  const int layer = 3;
+  ASSERT_EQ(dims().mixer(layer), model::Mixer::attention);
+  const auto values = [&](int n_tokens, float step) {
+    std::vector<float> x;
+    for (int i = 0; i < n_tokens * dims().kv_width(); ++i)
+      x.push_back(std::sin(step * static_cast<float>(i)));
+    return x;
+  };
+  const auto write = [&](Device::Kv which, int block, const std::vector<float>& x) {
+    device.write_kv(which, layer, block, static_cast<int>(std::ssize(x)) / dims().kv_width(), x);
+  };
+  const auto read = [&](Device::Kv which, int block, int n) {
+    return device.read_kv(which, layer, block, n);
+  };
+  const auto wanted_k = values(kKvBlockTokens, 0.7f), wanted_v = values(kKvBlockTokens, 1.3f);
+  write(Device::Kv::k, 1, wanted_k);
+  write(Device::Kv::v, 1, wanted_v);
+  write(Device::Kv::k, 2, values(17, 0.3f));
+  const auto k = read(Device::Kv::k, 1, kKvBlockTokens), v = read(Device::Kv::v, 1, kKvBlockTokens);
+  for (size_t i = 0; i < k.size(); ++i) {
+    EXPECT_NEAR(k[i], wanted_k[i], 1.0 / 250);
+    EXPECT_NEAR(v[i], wanted_v[i], 1.0 / 250);
+  }
+  write(Device::Kv::k, 0, k);
+  write(Device::Kv::k, 1, values(9, 0.1f));
+  EXPECT_EQ(read(Device::Kv::k, 0, kKvBlockTokens), k);
+  EXPECT_EQ(read(Device::Kv::v, 1, kKvBlockTokens), v);
+  const auto after = read(Device::Kv::k, 1, kKvBlockTokens);
+  const std::ptrdiff_t rewritten = 9 * dims().kv_width();
+  EXPECT_TRUE(std::equal(after.begin() + rewritten, after.end(), k.begin() + rewritten));
+}
+
+// Where slots and blocks share their places, what the other kind left there never shows: the same bits as in
+// memory of their own.
+TEST_F(CudaBackend, PlacesOfStatesAndBlocksShowNothingOfWhatTheyHeld) {
+  Device& device = *devices_->cuda;
+  for (const plan::KvType type : {plan::KvType::bf16, plan::KvType::int8}) {
+    plan::Policy p = policy();
+    p.kv = type;
+    const auto expected = logits(p);
+    const int n = device.shared_places(dims(), p).blocks_per_state;
+    ASSERT_GT(n, 0);
+    const int places = (4 + n - 1) / n;  // that four blocks take
+    device.reserve({.n_state_slots = 2 * places,
+                    .n_kv_blocks = 2 * places * n,
+                    .n_token_slots = 2,
+                    .max_rows = kChunkTokens,
+                    .shared_places = true},
+                   p);
+    const auto spoil_as_states = [&](int first) {
+      for (int slot = first; slot < first + places; ++slot)
+        for (int layer = 0; layer < dims().n_layers; ++layer)
+          if (dims().mixer(layer) == model::Mixer::delta) {
+            const size_t n_delta = device.read_delta_state(StateSlot{slot}, layer).size(),
+                         n_conv = device.read_conv_state(StateSlot{slot}, layer).size();
+            device.write_delta_state(StateSlot{slot}, layer, std::vector<float>(n_delta, NAN));
+            device.write_conv_state(StateSlot{slot}, layer, std::vector<float>(n_conv, 3e38f));
+          }
+    };
+    const auto spoil_as_blocks = [&](int first) {
+      const std::vector<float> nothing(static_cast<size_t>(kKvBlockTokens * dims().kv_width()), NAN);
+      for (int block = first * n; block < (first + places) * n; ++block)
+        for (int layer = 0; layer < dims().n_layers; ++layer)
+          if (dims().mixer(layer) == model::Mixer::attention)
+            for (const auto which : {Device::Kv::k, Device::Kv::v})
+              device.write_kv(which, layer, block, kKvBlockTokens, nothing);
+    };
+    const auto blocks_from = [&](int place) {
+      const int b = place * n;
+      return std::vector<int32_t>{b + 2, b, b + 3, b + 1};
+    };
+    spoil_as_states(places);
+    spoil_as_blocks(0);
+    EXPECT_EQ(logits_there(p, StateSlot{0}, blocks_from(places)), expected) << plan::name(type);
+    // The state moves to where the blocks are no longer needed, whole.
+    const auto delta = device.read_delta_state(StateSlot{0}, 1);
+    const auto conv = device.read_conv_state(StateSlot{0}, 1);
+    const StateSlot other{2 * places - 1};
+    device.copy_state(StateSlot{0}, other);
+    EXPECT_EQ(device.read_delta_state(other, 1), delta);
+    EXPECT_EQ(device.read_conv_state(other, 1), conv);
+    spoil_as_states(0);
+    spoil_as_blocks(places);
+    EXPECT_EQ(logits_there(p, other, blocks_from(0)), expected)
+        << plan::name(type) << ", the other way round";
+  }
 }
 
 // Two sequences, a row each, several steps with two of them in flight: what the device chose, from step to

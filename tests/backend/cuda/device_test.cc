@@ -22,11 +22,14 @@ constexpr int kBlocks = 8;
 // A sequence on one device, driven as the engine does.
 class Sequence {
  public:
-  Sequence(std::unique_ptr<Device> device, const model::Checkpoint& checkpoint) : device_(std::move(device)) {
+  Sequence(std::unique_ptr<Device> device, const model::Checkpoint& checkpoint, plan::KvType kv)
+      : device_(std::move(device)) {
     device_->load(checkpoint, {});
     dims_ = checkpoint.dims();
+    policy_ = device_->policy(dims_);
+    if (policy_.has(kv)) policy_.kv = kv;  // the reference keeps what is not int8 as fp32
     device_->reserve({.n_state_slots = 3, .n_kv_blocks = kBlocks, .n_token_slots = 2, .max_rows = 128},
-                     device_->policy(dims_));
+                     policy_);
     table_.resize(kBlocks);
     std::iota(table_.rbegin(), table_.rend(), 0);
   }
@@ -54,7 +57,7 @@ class Sequence {
   std::unique_ptr<Program> compile(int rows, plan::Ending ending) {
     const plan::Shape shape{rows == 1 ? plan::Phase::decode : plan::Phase::prefill, rows, 1,
                             kBlocks * kKvBlockTokens, ending};
-    return device_->compile(plan::forward(dims_, shape, device_->policy(dims_)));
+    return device_->compile(plan::forward(dims_, shape, policy_));
   }
   void submit(Program& program, const std::vector<int32_t>& tokens, std::span<const Sampling> sampling) {
     const int n = static_cast<int>(tokens.size());
@@ -78,6 +81,7 @@ class Sequence {
 
   std::unique_ptr<Device> device_;
   model::Dims dims_;
+  plan::Policy policy_;
   std::vector<int32_t> table_;
   int position_ = 0;
 };
@@ -95,12 +99,15 @@ double relative_error(const std::vector<float>& got, const std::vector<float>& e
 // fp32 by up to 3 % in single tensors (tests/golden/lily-tiny/README.md).
 constexpr double kBf16Engine = 0.03;
 
-TEST(CudaDevice, FollowsTheReferenceThroughPromptAndDecode) {
+class CudaDevice : public ::testing::TestWithParam<plan::KvType> {};
+
+TEST_P(CudaDevice, FollowsTheReferenceThroughPromptAndDecode) {
   if (!cuda_device_present()) GTEST_SKIP() << "no Hopper GPU";
   const auto checkpoint = model::Checkpoint::open("models/lily-tiny");
   std::vector<int32_t> prompt;
   for (int i = 0; i < 100; ++i) prompt.push_back((i * 37 + 11) % 4000);
-  Sequence reference(make_reference_device({}), checkpoint), cuda(make_cuda_device({}), checkpoint);
+  Sequence reference(make_reference_device({}), checkpoint, GetParam()),
+      cuda(make_cuda_device({}), checkpoint, GetParam());
   const auto run = [&](std::vector<int32_t> tokens, const char* what) {
     const auto expected = reference.feed(tokens), got = cuda.feed(tokens);
     const double error = relative_error(got, expected);
@@ -133,12 +140,12 @@ TEST(CudaDevice, FollowsTheReferenceThroughPromptAndDecode) {
             kBf16Engine);
 }
 
-TEST(CudaDevice, GeneratesTheSameTokensTwiceWithTheHostOneStepBehind) {
+TEST_P(CudaDevice, GeneratesTheSameTokensTwiceWithTheHostOneStepBehind) {
   if (!cuda_device_present()) GTEST_SKIP() << "no Hopper GPU";
   const auto checkpoint = model::Checkpoint::open("models/lily-tiny");
   std::vector<int32_t> first;
   for (int round = 0; round < 2; ++round) {
-    Sequence cuda(make_cuda_device({}), checkpoint);
+    Sequence cuda(make_cuda_device({}), checkpoint, GetParam());
     std::vector<int32_t> prompt(40);
     std::iota(prompt.begin(), prompt.end(), 300);
     const auto logits = cuda.feed(prompt);
@@ -149,6 +156,9 @@ TEST(CudaDevice, GeneratesTheSameTokensTwiceWithTheHostOneStepBehind) {
     else EXPECT_EQ(made, first);
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Caches, CudaDevice, ::testing::Values(plan::KvType::bf16, plan::KvType::int8),
+                         [](const auto& tested) { return std::string(plan::name(tested.param)); });
 
 }  // namespace
 }  // namespace lily::backend

@@ -2,6 +2,7 @@
 #include "backend/cuda/kernels/delta_decode.h"
 #include "backend/cuda/kernels/simple.h"
 #include "tests/backend/cuda/kernel_fixture.h"
+#include "tests/backend/cuda/kv_bytes.h"
 
 namespace lily::cuda {
 namespace {
@@ -143,12 +144,15 @@ TEST_F(MixerDecodeTest, DeltaMixerMatchesTheExactRecurrence) {
   }
 }
 
-TEST_F(MixerDecodeTest, AttentionMatchesTheExactSoftmaxAndAppends) {
+class AttentionDecodeTest : public MixerDecodeTest, public ::testing::WithParamInterface<KvForm> {};
+
+TEST_P(AttentionDecodeTest, MatchesTheExactSoftmaxAndAppends) {
+  const KvForm form = GetParam();
   constexpr size_t hq = 8, hkv = 1, D = 256;
   constexpr size_t stride = hq * 512 + 2 * hkv * D;
   // One key, a chunk, beyond a block, splits of uneven size, the most for one cluster, several clusters; each
   // row its own blocks in shuffled order.
-  const std::vector<int32_t> positions = {0, 15, 16, 63, 64, 200, 319, 383, 767, 768, 1100};
+  const std::vector<int32_t> positions = {0, 15, 16, 30, 31, 32, 62, 63, 64, 200, 319, 383, 767, 768, 1100};
   const size_t rows = positions.size();
   std::vector<int32_t> first, table;
   int n_blocks = 0;
@@ -158,7 +162,7 @@ TEST_F(MixerDecodeTest, AttentionMatchesTheExactSoftmaxAndAppends) {
   }
   std::shuffle(table.begin(), table.end(), random);
   const size_t cache_size = static_cast<size_t>(n_blocks) * hkv * 64 * D;
-  std::vector<uint16_t> k(cache_size, 0xffff), v(cache_size, 0xffff);  // NaN wherever no position was written
+  std::vector<float> k(cache_size, NAN), v(cache_size, NAN);  // NaN wherever no position was written
   const auto cache_at = [&](size_t row, int32_t position) {
     return (static_cast<size_t>(table[static_cast<size_t>(first[row]) + static_cast<size_t>(position / 64)]) *
                 hkv * 64 +
@@ -168,8 +172,8 @@ TEST_F(MixerDecodeTest, AttentionMatchesTheExactSoftmaxAndAppends) {
   for (size_t r = 0; r < rows; ++r)
     for (int32_t p = 0; p < positions[r]; ++p)
       for (size_t i = 0; i < D; ++i) {
-        k[cache_at(r, p) + i] = to_bf16(normal(p % 7 == 0 ? 3.0f : 1.0f)).bits;
-        v[cache_at(r, p) + i] = to_bf16(normal()).bits;
+        k[cache_at(r, p) + i] = bf16_rounded(normal(p % 7 == 0 ? 3.0f : 1.0f));
+        v[cache_at(r, p) + i] = bf16_rounded(normal());
       }
   const auto in = random_bf16(rows * stride);
   const auto q_norm = random_floats(D, 0.5f, 2), k_norm = random_floats(D, 0.5f, 2);
@@ -179,7 +183,8 @@ TEST_F(MixerDecodeTest, AttentionMatchesTheExactSoftmaxAndAppends) {
       const double angle = positions[r] * std::pow(1e7, -2.0 * static_cast<double>(i) / 64);
       rope[r * 32 + i] = {static_cast<float>(std::cos(angle)), static_cast<float>(std::sin(angle))};
     }
-  DeviceBuffer<uint16_t> d_in(in), d_k(k), d_v(v), y(rows * hq * D);
+  DeviceBuffer<uint16_t> d_in(in), y(rows * hq * D);
+  DeviceBuffer<std::byte> d_k(kv_bytes(k, form, hkv)), d_v(kv_bytes(v, form, hkv));
   DeviceBuffer<float> d_qn(q_norm), d_kn(k_norm),
       partial(attention_partial_floats(static_cast<int>(rows), hq));
   DeviceBuffer<float2> d_rope(rope);
@@ -194,7 +199,7 @@ TEST_F(MixerDecodeTest, AttentionMatchesTheExactSoftmaxAndAppends) {
   p.k_norm = d_kn.get();
   p.n_q_heads = hq;
   p.rows = static_cast<int>(rows);
-  p.cache = {d_k.get(), d_v.get(), hkv};
+  p.cache = kv_apart(d_k.get(), d_v.get(), hkv, form);
   p.step.positions = d_positions.get();
   p.step.table_first = d_first.get();
   p.step.block_table = d_table.get();
@@ -204,7 +209,7 @@ TEST_F(MixerDecodeTest, AttentionMatchesTheExactSoftmaxAndAppends) {
   p.y = y.get();
   launch_attention_decode(p, nullptr);
   const auto got = y.download();
-  const auto got_k = d_k.download(), got_v = d_v.download();
+  const auto got_k = kv_floats(d_k.download(), form, hkv), got_v = kv_floats(d_v.download(), form, hkv);
   launch_attention_decode(p, nullptr);  // appends the same key; counters are ready again
   const auto again = y.download();
   EXPECT_EQ(std::memcmp(got.data(), again.data(), got.size() * 2), 0);
@@ -212,8 +217,8 @@ TEST_F(MixerDecodeTest, AttentionMatchesTheExactSoftmaxAndAppends) {
   // Preparation as a kernel of its own: the same bits.
   {
     DeviceBuffer<uint16_t> q(rows * hq * D);
-    d_k.upload(k);
-    d_v.upload(v);
+    d_k.upload(kv_bytes(k, form, hkv));
+    d_v.upload(kv_bytes(v, form, hkv));
     y.poison();
     PrepareHeads h;
     h.q_gate = p.q_gate;
@@ -257,9 +262,13 @@ TEST_F(MixerDecodeTest, AttentionMatchesTheExactSoftmaxAndAppends) {
   for (size_t r = 0; r < rows; ++r) {
     const auto new_k = prepare(r, r * stride + hq * 512, k_norm);
     for (size_t i = 0; i < D; ++i) {
-      c_k.add(to_float(Bf16{got_k[cache_at(r, positions[r]) + i]}), new_k[i],
-              std::fabs(new_k[i]) * kBf16Half + 0x1p-16, static_cast<int>(r), static_cast<int>(i));
-      EXPECT_EQ(got_v[cache_at(r, positions[r]) + i], in[r * stride + hq * 512 + hkv * D + i]);
+      double largest = 0;
+      for (size_t j = i / 64 * 64; j < i / 64 * 64 + 64; ++j)
+        largest = std::max(largest, std::fabs(new_k[j]));
+      c_k.add(got_k[cache_at(r, positions[r]) + i], new_k[i],
+              std::fabs(new_k[i]) * kBf16Half + 0x1p-16 + kv_error(form, largest), static_cast<int>(r),
+              static_cast<int>(i));
+      v[cache_at(r, positions[r]) + i] = to_float(Bf16{in[r * stride + hq * 512 + hkv * D + i]});
     }
     for (size_t h = 0; h < hq; ++h) {
       auto q = prepare(r, r * stride + h * 512, q_norm);
@@ -273,7 +282,7 @@ TEST_F(MixerDecodeTest, AttentionMatchesTheExactSoftmaxAndAppends) {
       for (int32_t pos = 0; pos <= positions[r]; ++pos) {
         double s = 0, k_square = 0;
         for (size_t i = 0; i < D; ++i) {
-          const double kv = to_float(Bf16{got_k[cache_at(r, pos) + i]});
+          const double kv = got_k[cache_at(r, pos) + i];
           s += q[i] * kv / 16;
           k_square += kv * kv;
         }
@@ -288,7 +297,7 @@ TEST_F(MixerDecodeTest, AttentionMatchesTheExactSoftmaxAndAppends) {
       for (size_t i = 0; i < D; ++i) {
         double o = 0, size = 0;
         for (int32_t pos = 0; pos <= positions[r]; ++pos) {
-          const double value = to_float(Bf16{got_v[cache_at(r, pos) + i]});
+          const double value = got_v[cache_at(r, pos) + i];
           o += score[static_cast<size_t>(pos)] / sum * value;
           size += score[static_cast<size_t>(pos)] / sum * std::fabs(value);
         }
@@ -299,7 +308,10 @@ TEST_F(MixerDecodeTest, AttentionMatchesTheExactSoftmaxAndAppends) {
       }
     }
   }
+  EXPECT_EQ(d_v.download(), kv_bytes(v, form, hkv)) << "values, bit for bit, and nothing else";
 }
+
+INSTANTIATE_TEST_SUITE_P(Forms, AttentionDecodeTest, ::testing::Values(KvForm::bf16, KvForm::int8));
 
 }  // namespace
 }  // namespace lily::cuda

@@ -99,5 +99,22 @@ TEST(CudaRefusals, OtherDimensionsNameTheKeyOfTheConfiguration) {
                 {"hidden_size is 192", "a multiple of 128", "use --backend cpu"});
 }
 
+TEST(CudaRefusals, ACacheOfAnotherTypeNamesThoseThatThereAre) {
+  if (!cuda_device_present()) GTEST_SKIP() << "no CUDA device that the backend runs on";
+  const test::TempFolder folder;
+  test::CheckpointWriter({.dims = small()}).write(folder.path());
+  const auto checkpoint = model::Checkpoint::open(folder.path().string());
+  const auto device = make_cuda_device({.threads = 1});
+  device->load(checkpoint, {});
+  plan::Policy policy = device->policy(checkpoint.dims());
+  EXPECT_EQ(plan::kv_type_names(policy), "bf16, int8");
+  policy.kv = plan::KvType::f32;
+  expect_all_of(test::error_of([&] { device->reserve({}, policy); }), {"bf16, int8", "not f32", "--kv"});
+  for (const auto type : {plan::KvType::bf16, plan::KvType::int8}) {
+    policy.kv = type;
+    device->reserve({}, policy);
+  }
+}
+
 }  // namespace
 }  // namespace lily::backend

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <numeric>
 
+#include "tests/backend/cuda/kv_bytes.h"
 #include "tests/backend/cuda_prefill/support.h"
 
 namespace lily::cuda::test {
@@ -18,7 +19,8 @@ struct Shape {
 struct Case {
   Shape shape;
   int n_q, n_blocks;
-  std::vector<uint16_t> q_gate, k, v, cache_k, cache_v;
+  std::vector<uint16_t> q_gate, k, v;
+  std::vector<float> cache_k, cache_v;  // tests/backend/cuda/kv_bytes.h
   std::vector<float> q_norm, k_norm;
   std::vector<int32_t> table;
 
@@ -34,17 +36,17 @@ struct Case {
     std::iota(table.begin(), table.end(), 0);
     std::shuffle(table.begin(), table.end(), std::mt19937(7));
     // What lies past the sequence's end is NaN.
-    cache_k.assign(static_cast<size_t>(n_blocks) * s.n_kv_heads * 64 * 256, 0xffff);
+    cache_k.assign(static_cast<size_t>(n_blocks) * s.n_kv_heads * 64 * 256, NAN);
     cache_v = cache_k;
     for (int p = 0; p < s.position; ++p)
       for (int h = 0; h < s.n_kv_heads; ++h)
         for (int i = 0; i < 256; ++i) {
-          cache_k[at(p, h) + i] = bits(random.normal());
-          cache_v[at(p, h) + i] = bits(random.normal());
+          cache_k[at(p, h) + i] = value(bits(random.normal()));
+          cache_v[at(p, h) + i] = value(bits(random.normal()));
         }
   }
   size_t at(int p, int head) const {
-    return ((static_cast<size_t>(table[p / 64]) * shape.n_kv_heads + head) * 64 + p % 64) * 256;
+    return ((static_cast<size_t>(table[p / 64]) * 64 + p % 64) * shape.n_kv_heads + head) * 256;
   }
 };
 
@@ -61,14 +63,17 @@ std::vector<double> normed_and_rotated(const uint16_t* x, const std::vector<floa
   return y;
 }
 
-class Attention : public ::testing::TestWithParam<Shape> {};
+class Attention : public ::testing::TestWithParam<std::tuple<Shape, KvForm>> {};
 
 TEST_P(Attention, PreparesAppendsAndAttends) {
-  const Shape shape = GetParam();
+  const auto [shape, form] = GetParam();
   Random random(80 + static_cast<uint64_t>(shape.n_tokens));
   const Case c(random, shape);
   const int n = shape.n_tokens, n_kv = shape.n_kv_heads, n_q = c.n_q;
-  const DeviceArray<uint16_t> q_gate(c.q_gate), k(c.k), v(c.v), cache_k(c.cache_k), cache_v(c.cache_v);
+  const DeviceArray<uint16_t> q_gate(c.q_gate), k(c.k), v(c.v);
+  const std::vector<std::byte> k_before = kv_bytes(c.cache_k, form, n_kv),
+                               v_before = kv_bytes(c.cache_v, form, n_kv);
+  const DeviceArray<std::byte> cache_k(k_before), cache_v(v_before);
   const DeviceArray<float> q_norm(c.q_norm), k_norm(c.k_norm);
   const DeviceArray<int32_t> table(c.table);
   DeviceArray<float2> rope(static_cast<size_t>(n) * 32);
@@ -84,7 +89,7 @@ TEST_P(Attention, PreparesAppendsAndAttends) {
                            q_norm.get(),
                            k_norm.get(),
                            rope.get(),
-                           {cache_k.get(), cache_v.get(), n_kv},
+                           kv_apart(cache_k.get(), cache_v.get(), n_kv, form),
                            table.get(),
                            q.get(),
                            y.get()};
@@ -100,21 +105,30 @@ TEST_P(Attention, PreparesAppendsAndAttends) {
       want.insert(want.end(), row.begin(), row.end());
     }
   expect_close(values(q.download()), want, 0x1p-8, {3e-6 * 8}, n_q * 256, "q");
-  const auto got_k = cache_k.download(), got_v = cache_v.download();
-  std::vector<uint16_t> untouched_k = got_k;
+  const auto got_k = kv_floats(cache_k.download(), form, n_kv),
+             got_v = kv_floats(cache_v.download(), form, n_kv);
+  std::vector<float> without_k = got_k, wanted_v = c.cache_v;
+  for (int t = 0; t < n; ++t)
+    for (int h = 0; h < n_kv; ++h)
+      for (int i = 0; i < 256; ++i)
+        wanted_v[c.at(shape.position + t, h) + i] = value(c.v[(static_cast<size_t>(t) * n_kv + h) * 256 + i]);
+  EXPECT_EQ(cache_v.download(), kv_bytes(wanted_v, form, n_kv)) << "values, bit for bit";
   for (int t = 0; t < n; ++t)
     for (int h = 0; h < n_kv; ++h) {
       const size_t at = c.at(shape.position + t, h);
       const auto row =
           normed_and_rotated(&c.k[(static_cast<size_t>(t) * n_kv + h) * 256], c.k_norm, shape.position + t);
       for (int i = 0; i < 256; ++i) {
-        ASSERT_NEAR(value(got_k[at + i]), row[i], std::abs(row[i]) * 0x1p-8 + 3e-5)
+        double largest = 0;
+        for (int j = i / 64 * 64; j < i / 64 * 64 + 64; ++j) largest = std::max(largest, std::abs(row[j]));
+        ASSERT_NEAR(got_k[at + i], row[i], std::abs(row[i]) * 0x1p-8 + 3e-5 + kv_error(form, largest))
             << "key of token " << t << ", column " << i;
-        ASSERT_EQ(got_v[at + i], c.v[(static_cast<size_t>(t) * n_kv + h) * 256 + i]);
-        untouched_k[at + i] = 0xffff;
+        without_k[at + i] = NAN;
       }
     }
-  EXPECT_EQ(untouched_k, c.cache_k) << "the append wrote elsewhere";
+  EXPECT_EQ(kv_bytes(without_k, form, n_kv), k_before) << "the append wrote elsewhere";
+  // Codes times their scale enter the products as bf16.
+  const auto operand = [](float x) { return static_cast<double>(bf16_rounded(x)); };
 
   for (const auto attend : {attention_prefill, attention_mma_prefill}) {
     y.poison();
@@ -139,7 +153,7 @@ TEST_P(Attention, PreparesAppendsAndAttends) {
         const size_t at = c.at(p, h / 8);
         for (int i = 0; i < 256; ++i)
           dot += static_cast<double>(value(q_bits[(static_cast<size_t>(t) * n_q + h) * 256 + i])) *
-                 value(got_k[at + i]);
+                 operand(got_k[at + i]);
         weight[p] = dot / 16;
         top = std::max(top, weight[p]);
       }
@@ -149,7 +163,7 @@ TEST_P(Attention, PreparesAppendsAndAttends) {
         const size_t at = c.at(p, h / 8);
         const double share = weight[p] / sum;
         for (int i = 0; i < 256; ++i) {
-          const double term = share * value(got_v[at + i]);
+          const double term = share * operand(got_v[at + i]);
           o[i] += term, size[i] += std::abs(term);
         }
       }
@@ -181,12 +195,18 @@ TEST_P(Attention, PreparesAppendsAndAttends) {
 
 #ifdef LILY_CUDA_EMULATED
 INSTANTIATE_TEST_SUITE_P(Shapes, Attention,
-                         ::testing::Values(Shape{1, 0, 1}, Shape{17, 100, 1}, Shape{20, 60, 2}));
+                         ::testing::Combine(::testing::Values(Shape{1, 0, 1}, Shape{17, 100, 1},
+                                                              Shape{20, 60, 2}, Shape{32, 31, 1},
+                                                              Shape{1, 64, 2}),
+                                            ::testing::Values(KvForm::bf16, KvForm::int8)));
 #else
-INSTANTIATE_TEST_SUITE_P(Shapes, Attention,
-                         ::testing::Values(Shape{1, 0, 1}, Shape{15, 0, 2}, Shape{16, 63, 2},
-                                           Shape{17, 64, 2}, Shape{64, 1, 1}, Shape{200, 300, 2},
-                                           Shape{700, 0, 2}, Shape{100, 5000, 1}));
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, Attention,
+    ::testing::Combine(::testing::Values(Shape{1, 0, 1}, Shape{15, 0, 2}, Shape{16, 63, 2}, Shape{17, 64, 2},
+                                         Shape{64, 1, 1}, Shape{200, 300, 2}, Shape{700, 0, 2},
+                                         Shape{100, 5000, 1}, Shape{31, 0, 1}, Shape{32, 31, 2},
+                                         Shape{33, 31, 1}, Shape{1, 64, 2}),
+                       ::testing::Values(KvForm::bf16, KvForm::int8)));
 #endif
 
 }  // namespace

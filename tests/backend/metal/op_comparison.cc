@@ -310,7 +310,12 @@ void OpComparison::compare(const Scene& scene, const Policy& policy, Ending endi
   size_t n_ops = 0;  // up to the last one that is wanted
   for (size_t i = 0; i < plan.ops.size(); ++i)
     if (is_compared(i) && is_wanted(scene, lowered.ops[i])) n_ops = i + 1;
-  if (n_ops == 0) return;
+  const auto is_meant = [&](const plan::Op& op) { return !scene.compares || scene.compares(op); };
+  ASSERT_TRUE(std::any_of(plan.ops.begin(), plan.ops.end(), is_meant)) << "no op of the plan is compared";
+  if (n_ops == 0) {  // all of its dispatches were in scenes before
+    ASSERT_NE(scene.only, Scene::Only::all) << "nothing is compared";
+    return;
+  }
   s.fill_memory(n_sequences, std::min(n_blocks * n_sequences, kBlocks));
   const auto run = [&](backend::Program& program, size_t first, size_t last) {
     program.run_ops(inputs.get(), static_cast<int>(first), static_cast<int>(last));

@@ -4,7 +4,8 @@
 // in blocks of 32 columns, which stay in L1 for all rows: one load, one store and four FMAs per 16 elements a
 // token, since
 //   r = d S'k and o = q (d S + k delta) = d S'q + (q.k) delta
-// let the update of a token be joined with the reads of the next one. Bound by FMAs in a chunk, by the
+// let the update of a token be joined with the reads of the next one. A single row (decode) reads the state
+// row by row instead, and writes it best where it was read. Bound by FMAs in a chunk, by the
 // state's bytes in decode. All sums fp32, over key dims in rising order; the result does not depend on how
 // rows are cut into chunks.
 #pragma once

@@ -57,19 +57,31 @@ int64_t dot_products(int64_t n) {
   return n_turns * per_turn;
 }
 
+// kAsks: ahead, as the kernels do (LinesAhead).
+template <bool kAsks>
 uint64_t sum(const uint64_t* words, size_t n) {
   const hn::ScalableTag<uint64_t> d;
   constexpr size_t kSums = 8;  // independent, so that memory is what is waited for
   hn::Vec<decltype(d)> sums[kSums];
   for (auto& s : sums) s = hn::Zero(d);
   const size_t lanes = hn::Lanes(d);
-  for (size_t i = 0; i + kSums * lanes <= n; i += kSums * lanes)
+  constexpr size_t kLine = 64 / sizeof(uint64_t), kAhead = kGroupsAhead * 9 * kLine;
+  constexpr size_t kFarAhead = kGroupsFarAhead * 9 * kLine;
+  for (size_t i = 0; i + kSums * lanes <= n; i += kSums * lanes) {
+    for (size_t at = i; kAsks && at < i + kSums * lanes && at + kFarAhead < n; at += kLine) {
+      __builtin_prefetch(words + at + kAhead, 0, 2);
+      __builtin_prefetch(words + at + kFarAhead, 0, 1);
+    }
     for (size_t s = 0; s < kSums; ++s) sums[s] = hn::Add(sums[s], hn::LoadU(d, words + i + s * lanes));
+  }
   for (size_t s = 1; s < kSums; ++s) sums[0] = hn::Add(sums[0], sums[s]);
   uint64_t total = hn::GetLane(hn::SumOfLanes(d, sums[0]));
   for (size_t i = n / (kSums * lanes) * (kSums * lanes); i < n; ++i) total += words[i];
   return total;
 }
+
+uint64_t sum_plain(const uint64_t* words, size_t n) { return sum<false>(words, n); }
+uint64_t sum_ahead(const uint64_t* words, size_t n) { return sum<true>(words, n); }
 
 }  // namespace HWY_NAMESPACE
 }  // namespace lily::backend::cpu
@@ -79,12 +91,14 @@ HWY_AFTER_NAMESPACE();
 namespace lily::backend::cpu {
 
 HWY_EXPORT(dot_products);
-HWY_EXPORT(sum);
+HWY_EXPORT(sum_plain);
+HWY_EXPORT(sum_ahead);
 
 int64_t run_dot_products(int64_t n) { return HWY_DYNAMIC_DISPATCH(dot_products)(n); }
 
-uint64_t sum_words(std::span<const uint64_t> words) {
-  return HWY_DYNAMIC_DISPATCH(sum)(words.data(), words.size());
+uint64_t sum_words(std::span<const uint64_t> words, bool asks_ahead) {
+  if (asks_ahead) return HWY_DYNAMIC_DISPATCH(sum_ahead)(words.data(), words.size());
+  return HWY_DYNAMIC_DISPATCH(sum_plain)(words.data(), words.size());
 }
 
 }  // namespace lily::backend::cpu

@@ -11,7 +11,8 @@ namespace lily::backend::cpu {
 // At least n multiplications of 8-bit values, each with its addition; how many they were.
 int64_t run_dot_products(int64_t n);
 
-// The sum of all words, modulo 2^64.
-uint64_t sum_words(std::span<const uint64_t> words);
+// The sum of all words, modulo 2^64; with or without asking for memory ahead as the kernels do, whichever a
+// processor reads faster with.
+uint64_t sum_words(std::span<const uint64_t> words, bool asks_ahead);
 
 }  // namespace lily::backend::cpu

@@ -108,26 +108,37 @@ HWY_INLINE VecI32 end_partial(VecI32, Partial p) { return p; }
 #error "no 8-bit dot product for this target"
 #endif
 
-inline constexpr int64_t kGroupsAhead = 8;
+inline constexpr int64_t kGroupsAhead = 8, kGroupsFarAhead = 16;
 
-// The lines that stand kGroupsAhead groups behind those of a tile, if `next` is read after it. (A tile of
-// fewer groups asks for what lies behind `next`.)
+// The lines that stand kGroupsAhead groups behind those of a tile, if `next` is read after it, and those
+// kGroupsFarAhead behind. (A tile of fewer groups asks for what lies behind `next`.)
 class LinesAhead {
  public:
   HWY_INLINE LinesAhead(const uint8_t* tile, const uint8_t* next, int64_t n_groups, int64_t group_bytes)
-      : tile_(reinterpret_cast<intptr_t>(tile) + kGroupsAhead * group_bytes),
-        next_(reinterpret_cast<intptr_t>(next) + (kGroupsAhead - n_groups) * group_bytes),
-        n_in_tile_(n_groups - kGroupsAhead),
+      : near_(tile, next, n_groups, group_bytes, kGroupsAhead),
+        far_(tile, next, n_groups, group_bytes, kGroupsFarAhead),
         group_bytes_(group_bytes) {}
   // Into L2: L1 has too few places for what is under way.
   HWY_INLINE void fetch(int64_t group, int64_t line) const {
-    const intptr_t base = group < n_in_tile_ ? tile_ : next_;
-    __builtin_prefetch(reinterpret_cast<const void*>(base + group * group_bytes_ + 64 * line), 0, 2);
+    const int64_t offset = group * group_bytes_ + 64 * line;
+    __builtin_prefetch(reinterpret_cast<const void*>(near_.base(group) + offset), 0, 2);
+    __builtin_prefetch(reinterpret_cast<const void*>(far_.base(group) + offset), 0, 1);
   }
 
  private:
-  intptr_t tile_, next_;  // numbers: between them and the lines lies what belongs to nobody
-  int64_t n_in_tile_, group_bytes_;
+  struct Distance {
+    HWY_INLINE Distance(const uint8_t* tile, const uint8_t* next, int64_t n_groups, int64_t group_bytes,
+                        int64_t ahead)
+        : in_tile(reinterpret_cast<intptr_t>(tile) + ahead * group_bytes),
+          in_next(reinterpret_cast<intptr_t>(next) + (ahead - n_groups) * group_bytes),
+          n_in_tile(n_groups - ahead) {}
+    HWY_INLINE intptr_t base(int64_t group) const { return group < n_in_tile ? in_tile : in_next; }
+
+    intptr_t in_tile, in_next;  // numbers: between them and the lines lies what belongs to nobody
+    int64_t n_in_tile;
+  };
+  Distance near_, far_;
+  int64_t group_bytes_;
 };
 
 HWY_INLINE VecI32 broadcast4(const int8_t* p) {

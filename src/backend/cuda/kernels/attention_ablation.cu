@@ -9,6 +9,8 @@
 // in the order of the splits. Bound by KV bytes.
 #include "backend/cuda/kernels/attention_ablation.h"
 
+#include <type_traits>
+
 #include "backend/cuda/kernels/kv_address.h"
 #include "backend/cuda/kernels/launch.h"
 #include "backend/cuda/kernels/rope.h"
@@ -28,6 +30,10 @@ struct Shared {
   unsigned arrived;
 };
 
+struct CachedRow {
+  const unsigned char *values, *scales;  // scales: int8 only
+};
+
 struct Params {
   AttentionDecode a;
   int n_splits;  // most
@@ -40,7 +46,16 @@ __device__ __forceinline__ float share_of(float m, float top) {
   return m == -INFINITY ? 0.0f : exp_fast(m - top);
 }
 
-template <bool kCoalesced, bool kPacked>
+// 8 columns of a cached row, as bf16. at: of the row; piece: which 8 of the 256.
+template <KvForm kForm>
+__device__ __forceinline__ uint4 load_piece(const CachedRow& row, int piece) {
+  if constexpr (kForm == KvForm::bf16) return load_l2(reinterpret_cast<const uint4*>(row.values) + piece);
+  else
+    return dequantised(load_l2(reinterpret_cast<const uint2*>(row.values) + piece),
+                       f16_value(load_l2(reinterpret_cast<const uint16_t*>(row.scales) + piece / 8)));
+}
+
+template <bool kCoalesced, bool kPacked, KvForm kForm>
 __global__ void __launch_bounds__(kThreads, 1) attention_ablation(Params params) {
   auto* s = reinterpret_cast<Shared*>(shared_memory());
   const AttentionDecode& p = params.a;
@@ -79,12 +94,11 @@ __global__ void __launch_bounds__(kThreads, 1) attention_ablation(Params params)
         make_uint4(scaled(q.x), scaled(q.y), scaled(q.z), scaled(q.w));
   }
   if (p.prepare && warp == kWarps - 1 && split == n_splits - 1) {
-    const size_t to = kv_offset(table, p.cache.n_kv_heads, kv_head, position);
     const size_t from = at + static_cast<size_t>(kv_head) * kHeadCols;
-    reinterpret_cast<uint4*>(p.cache.k + to)[lane] =
-        norm_and_rotate(p.k + from, p.k_norm, p.epsilon, p.step.rope + row * 32);
-    reinterpret_cast<uint4*>(p.cache.v + to)[lane] =
-        load_l2(reinterpret_cast<const uint4*>(p.v + from) + lane);
+    store_kv_row<kForm>(p.cache, p.cache.k, table, kv_head, position,
+                        norm_and_rotate(p.k + from, p.k_norm, p.epsilon, p.step.rope + row * 32));
+    store_kv_row<kForm>(p.cache, p.cache.v, table, kv_head, position,
+                        load_l2(reinterpret_cast<const uint4*>(p.v + from) + lane));
   }
   block_sync();
 
@@ -100,16 +114,18 @@ __global__ void __launch_bounds__(kThreads, 1) attention_ablation(Params params)
   const int first = split * per_split, last = lesser(first + per_split, n_chunks);
   for (int chunk = first + warp; chunk < last; chunk += kWarps) {
     const int base = chunk * kChunk;
-    const auto key_at = [&](int key) {  // beyond the end: the last key again, with weight 0
-      return kv_offset(table, p.cache.n_kv_heads, kv_head, lesser(key, n_keys - 1));
+    const auto row_at = [&](const unsigned char* part, int key) {
+      const int there = lesser(key, n_keys - 1);  // beyond the end: the last key again, with weight 0
+      const unsigned char* rows = part + kv_head_offset<kForm>(p.cache, table[there / kKvBlock], kv_head);
+      return CachedRow{rows + kv_row_offset<kForm>(there), rows + kv_scale_offset(there)};
     };
     float score[2][4] = {};
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
-      const auto* key = reinterpret_cast<const uint4*>(p.cache.k + key_at(base + 8 * n + g));
+      const CachedRow key = row_at(p.cache.k, base + 8 * n + g);
       uint4 k[8];
 #pragma unroll
-      for (int c = 0; c < 8; ++c) k[c] = load_l2(key + key_piece(c));
+      for (int c = 0; c < 8; ++c) k[c] = load_piece<kForm>(key, key_piece(c));
 #pragma unroll
       for (int c = 0; c < 8; ++c) {
         mma_16816(score[n], q[c].x, 0, q[c].y, 0, k[c].x, k[c].y);
@@ -134,22 +150,20 @@ __global__ void __launch_bounds__(kThreads, 1) attention_ablation(Params params)
     for (int n = 0; n < 2; ++n) {
       const float p0 = exp_fast(score[n][0] - maximum), p1 = exp_fast(score[n][1] - maximum);
       sum += p0 + p1;
-      high[n] = bf16_pair(p0, p1);
-      low[n] = bf16_pair(p0 - bf16_low(high[n]), p1 - bf16_high(high[n]));
+      bf16_parts(p0, p1, high[n], low[n]);
     }
     // Accumulators hold heads 2 t and 2 t + 1; the shrink factors live with head g.
     const float shrink0 = shuffle_from(shrink, static_cast<unsigned>(8 * t)),
                 shrink1 = shuffle_from(shrink, static_cast<unsigned>(8 * t + 4));
-    const uint4* value[4];
+    CachedRow value[4];
 #pragma unroll
-    for (int n = 0; n < 4; ++n)
-      value[n] = reinterpret_cast<const uint4*>(p.cache.v + key_at(base + 8 * (n / 2) + 2 * t + n % 2));
+    for (int n = 0; n < 4; ++n) value[n] = row_at(p.cache.v, base + 8 * (n / 2) + 2 * t + n % 2);
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
       uint32_t v[4][4];
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
-        const uint4 x = load_l2(value[n] + value_piece(c));
+        const uint4 x = load_piece<kForm>(value[n], value_piece(c));
         v[n][0] = x.x, v[n][1] = x.y, v[n][2] = x.z, v[n][3] = x.w;
       }
 #pragma unroll
@@ -229,12 +243,17 @@ void launch_attention_ablation(const AttentionAblation& p, cudaStream_t stream) 
       dim3(static_cast<unsigned>(units * n_splits), static_cast<unsigned>(p.attention.rows)), kThreads,
       static_cast<unsigned>(sizeof(Shared))};
   const Params params{p.attention, n_splits};
-  if (p.coalesced)
-    launch(p.packed ? attention_ablation<true, true> : attention_ablation<true, false>, params, shape,
-           stream);
-  else
-    launch(p.packed ? attention_ablation<false, true> : attention_ablation<false, false>, params, shape,
-           stream);
+  const auto start = [&](auto int8) {
+    constexpr KvForm kForm = int8 ? KvForm::int8 : KvForm::bf16;
+    if (p.coalesced)
+      launch(p.packed ? attention_ablation<true, true, kForm> : attention_ablation<true, false, kForm>,
+             params, shape, stream);
+    else
+      launch(p.packed ? attention_ablation<false, true, kForm> : attention_ablation<false, false, kForm>,
+             params, shape, stream);
+  };
+  if (p.attention.cache.form == KvForm::int8) start(std::true_type{});
+  else start(std::false_type{});
 }
 
 }  // namespace lily::cuda

@@ -8,6 +8,7 @@
 // cluster (by messages) -> last cluster to arrive, each in a fixed order.
 #include "backend/cuda/kernels/attention_decode.h"
 
+#include "backend/cuda/kernels/attention_products.h"
 #include "backend/cuda/kernels/kv_address.h"
 #include "backend/cuda/kernels/launch.h"
 #include "backend/cuda/kernels/rope.h"
@@ -20,24 +21,28 @@ constexpr int kCluster = 4, kClusters = 15, kSplits = kCluster * kClusters;
 constexpr int kOwnHeads = kGroup / kCluster;  // that a block finishes for its cluster
 constexpr unsigned kThreads = kWarps * 32;
 constexpr int kChunk = 16;  // keys of a slot
-constexpr int kSlots = 3;   // of a warp
-constexpr unsigned kSlotBytes = kChunk * kHeadCols * 2;
+template <KvForm kForm>
+constexpr int kSlots = kForm == KvForm::int8 ? 5 : 3;  // of a warp
+template <KvForm kForm>
+constexpr unsigned kSlotBytes = kChunk * kv_head_bytes(kForm) / kKvBlock;  // int8: codes, then scales
+constexpr unsigned kSlotCodes = kChunk * kv_row_bytes(KvForm::int8);
 // Up to so many chunks a warp, one cluster does all: meeting in memory costs as much as two chunks.
 constexpr int kChunksOfOneCluster = 3 * kWarps * kCluster;
 constexpr int kMinChunks = 2 * kWarps;  // of a split, of several clusters
 constexpr int kRow = kHeadCols + 4;     // floats of a partial row: 256 values, maximum, sum, padding
 
+template <KvForm kForm>
 struct alignas(128) Shared {
   union {
-    unsigned char ring[kWarps][kSlots][kSlotBytes];
-    float partial[kWarps]
-                 [kSlots * kSlotBytes / 4];  // when a warp is done: [8][kRow], values in fragment order
+    unsigned char ring[kWarps][kSlots<kForm>][kSlotBytes<kForm>];
+    float partial[kWarps][kSlots<kForm> * kSlotBytes<kForm> /
+                          4];  // when a warp is done: [8][kRow], values in fragment order
   };
-  uint16_t q[kGroup][kHeadCols];  // scaled by 1/16
-  uint16_t new_k[kHeadCols], new_v[kHeadCols];
-  float received[kOwnHeads][kCluster][kRow];  // from the blocks of the cluster
-  float share[kGroup][kWarps];                // what a warp's partial sum counts in the block's
-  MBarrier filled[kWarps][kSlots], arrived;
+  uint16_t q[kGroup][kHeadCols];                // scaled by 1/16
+  uint16_t new_k[kHeadCols], new_v[kHeadCols];  // int8: 256 codes and 4 scales
+  float received[kOwnHeads][kCluster][kRow];    // from the blocks of the cluster
+  float share[kGroup][kWarps];                  // what a warp's partial sum counts in the block's
+  MBarrier filled[kWarps][kSlots<kForm>], arrived;
   unsigned n_before;
 };
 
@@ -91,8 +96,12 @@ __device__ __forceinline__ int chunks_of_one_cluster(int n_chunks) {
   return uneven <= turns * kWarps ? uneven : even;
 }
 
+template <KvForm kForm>
 __global__ void __launch_bounds__(kThreads) attention_decode(AttentionDecode p) {
-  auto* s = reinterpret_cast<Shared*>(shared_memory());
+  constexpr int kSlots = cuda::kSlots<kForm>;
+  constexpr unsigned kSlotBytes = cuda::kSlotBytes<kForm>;
+  constexpr bool kInt8 = kForm == KvForm::int8;
+  auto* s = reinterpret_cast<Shared<kForm>*>(shared_memory());
   const int row = static_cast<int>(blockIdx.y), thread = static_cast<int>(threadIdx.x), warp = thread / 32;
   const int lane = static_cast<int>(lane_id()), g = lane / 4, t = lane % 4;
   const int kv_head = static_cast<int>(blockIdx.x) / kSplits, split = static_cast<int>(blockIdx.x) % kSplits;
@@ -125,15 +134,14 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionDecode p) 
   };
   const auto request = [&](int slot, int32_t block) {  // by one lane
     const int chunk = first + slot / 2 * kWarps;
-    const size_t offset = ((static_cast<size_t>(block) * static_cast<size_t>(p.cache.n_kv_heads) +
-                            static_cast<size_t>(kv_head)) *
-                               kKvBlock +
-                           static_cast<size_t>(chunk % (kKvBlock / kChunk) * kChunk)) *
-                          kHeadCols;
+    const unsigned char* const rows =
+        (slot % 2 == 0 ? p.cache.k : p.cache.v) + kv_head_offset<kForm>(p.cache, block, kv_head);
     MBarrier* filled = &s->filled[warp][slot % kSlots];
+    unsigned char* const to = s->ring[warp][slot % kSlots];
     mbarrier_expect(filled, kSlotBytes);
-    bulk_copy(s->ring[warp][slot % kSlots], (slot % 2 == 0 ? p.cache.k : p.cache.v) + offset, kSlotBytes,
-              filled);
+    bulk_copy(to, rows + kv_row_offset<kForm>(chunk * kChunk), kChunk * kv_row_bytes(kForm), filled);
+    if constexpr (kInt8)
+      bulk_copy(to + kSlotCodes, rows + kv_scale_offset(chunk * kChunk), kChunk * kKvScaleBytes, filled);
   };
   if (thread == 0) {
     mbarrier_init(&s->arrived, 1);
@@ -199,16 +207,27 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionDecode p) 
         make_uint4(scaled(q.x), scaled(q.y), scaled(q.z), scaled(q.w));
   }
   if (has_new) {
-    const size_t to = kv_offset(table, p.cache.n_kv_heads, kv_head, position);
-    const uint4 k = norm_and_rotate(raw_k, k_norm, p.epsilon, angles);
-    reinterpret_cast<uint4*>(p.cache.k + to)[lane] = reinterpret_cast<uint4*>(s->new_k)[lane] = k;
-    reinterpret_cast<uint4*>(p.cache.v + to)[lane] = reinterpret_cast<uint4*>(s->new_v)[lane] = raw_v;
+    const size_t rows = kv_head_offset<kForm>(p.cache, table[position / kKvBlock], kv_head);
+    const auto append = [&](unsigned char* part, uint16_t* new_row, const uint4& bits) {
+      unsigned char* const to = part + rows + kv_row_offset<kForm>(position);
+      if constexpr (kInt8) {
+        const Int8Piece piece = quantised_row(bits);
+        put_int8_row(piece, to, part + rows + kv_scale_offset(position));
+        put_int8_row(piece, reinterpret_cast<unsigned char*>(new_row),
+                     reinterpret_cast<unsigned char*>(new_row) + kHeadCols);
+      } else {
+        reinterpret_cast<uint4*>(to)[lane] = reinterpret_cast<uint4*>(new_row)[lane] = bits;
+      }
+    };
+    append(p.cache.k, s->new_k, norm_and_rotate(raw_k, k_norm, p.epsilon, angles));
+    append(p.cache.v, s->new_v, raw_v);
   }
   block_sync();
 
   uint4 q[8];
 #pragma unroll
-  for (int c = 0; c < 8; ++c) q[c] = reinterpret_cast<const uint4*>(s->q[g])[4 * c + t];
+  for (int c = 0; c < 8; ++c)
+    q[c] = reinterpret_cast<const uint4*>(s->q[g])[kInt8 ? int8_query_piece(c, t) : 4 * c + t];
   float o[16][4];
 #pragma unroll
   for (auto& tile : o)
@@ -218,15 +237,26 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionDecode p) 
 
   // Waits for a slot. In the last chunk the copy has what was in the cache before this token: the new row is
   // put in its place, and values beyond the end become zeros (their weights are zero, but zero times NaN is
-  // not).
+  // not); of codes, which are numbers whatever they are, the scales do.
   const auto wait_for = [&](int slot, int base, const uint16_t* new_row) {
     unsigned char* rows = s->ring[warp][slot % kSlots];
     mbarrier_wait(&s->filled[warp][slot % kSlots], static_cast<unsigned>(slot / kSlots) & 1);
     if (base + kChunk > position) {
       for (int r = position - base; r < kChunk; ++r) {
-        uint4* to = reinterpret_cast<uint4*>(rows + r * kHeadCols * 2) + lane;
-        if (base + r > position) *to = make_uint4(0, 0, 0, 0);
-        else if (p.prepare) *to = reinterpret_cast<const uint4*>(new_row)[lane];
+        if constexpr (kInt8) {
+          auto* scales = reinterpret_cast<uint2*>(rows + kSlotCodes) + r;
+          if (base + r > position) {
+            if (lane == 0) *scales = make_uint2(0, 0);
+          } else if (p.prepare) {
+            reinterpret_cast<uint2*>(rows + r * kHeadCols)[lane] =
+                reinterpret_cast<const uint2*>(new_row)[lane];
+            if (lane == 0) *scales = reinterpret_cast<const uint2*>(new_row)[kHeadCols / 8];
+          }
+        } else {
+          uint4* to = reinterpret_cast<uint4*>(rows + r * kHeadCols * 2) + lane;
+          if (base + r > position) *to = make_uint4(0, 0, 0, 0);
+          else if (p.prepare) *to = reinterpret_cast<const uint4*>(new_row)[lane];
+        }
       }
       warp_sync();
     }
@@ -243,18 +273,8 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionDecode p) 
     float score[2][4];
     {
       const unsigned char* keys = wait_for(slot, base, s->new_k);
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        const auto* key = reinterpret_cast<const uint4*>(keys + (8 * n + g) * kHeadCols * 2);
-#pragma unroll
-        for (float& x : score[n]) x = 0;
-#pragma unroll
-        for (int c = 0; c < 8; ++c) {
-          const uint4 k = key[4 * c + t];
-          mma_16816(score[n], q[c].x, 0, q[c].y, 0, k.x, k.y);
-          mma_16816(score[n], q[c].z, 0, q[c].w, 0, k.z, k.w);
-        }
-      }
+      if constexpr (kInt8) int8_scores(score, q, keys);
+      else bf16_scores(score, q, keys);
       free_slot(slot);
     }
     float largest = maximum;
@@ -269,44 +289,21 @@ __global__ void __launch_bounds__(kThreads) attention_decode(AttentionDecode p) 
     largest = fmaxf(largest, shuffle_xor(largest, 2));
     const float shrink = exp_fast(maximum - largest);  // 0 at the first chunk
     maximum = largest;
-    uint32_t high[2], low[2];
+    float weight[2][2];
+    uint32_t high[2], low[2];  // bf16 only
     sum *= shrink;
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
-      const float p0 = exp_fast(score[n][0] - maximum), p1 = exp_fast(score[n][1] - maximum);
-      sum += p0 + p1;
-      high[n] = bf16_pair(p0, p1);
-      low[n] = bf16_pair(p0 - bf16_low(high[n]), p1 - bf16_high(high[n]));
+      weight[n][0] = exp_fast(score[n][0] - maximum), weight[n][1] = exp_fast(score[n][1] - maximum);
+      sum += weight[n][0] + weight[n][1];
+      if constexpr (!kInt8) bf16_parts(weight[n][0], weight[n][1], high[n], low[n]);
     }
     // Accumulators hold heads 2 t and 2 t + 1; the shrink factors live with head g.
     const float shrink0 = shuffle_from(shrink, static_cast<unsigned>(8 * t)),
                 shrink1 = shuffle_from(shrink, static_cast<unsigned>(8 * t + 4));
     const unsigned char* values = wait_for(slot + 1, base, s->new_v);
-#pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      uint32_t v[4][4];
-#pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        const uint4 x =
-            reinterpret_cast<const uint4*>(values + (n / 2 * 8 + 2 * t + n % 2) * kHeadCols * 2)[8 * c + g];
-        v[n][0] = x.x;
-        v[n][1] = x.y;
-        v[n][2] = x.z;
-        v[n][3] = x.w;
-      }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float(&acc)[4] = o[4 * c + i];
-        acc[0] *= shrink0;
-        acc[1] *= shrink1;
-        acc[2] *= shrink0;
-        acc[3] *= shrink1;
-        const uint32_t a0 = pick_halves(v[0][i], v[1][i], false), a1 = pick_halves(v[0][i], v[1][i], true);
-        const uint32_t a2 = pick_halves(v[2][i], v[3][i], false), a3 = pick_halves(v[2][i], v[3][i], true);
-        mma_16816(acc, a0, a1, a2, a3, high[0], high[1]);
-        mma_16816(acc, a0, a1, a2, a3, low[0], low[1]);
-      }
-    }
+    if constexpr (kInt8) add_int8_outputs(o, weight, values, shrink0, shrink1);
+    else add_bf16_outputs(o, high, low, values, shrink0, shrink1);
     free_slot(slot + 1);
   }
   sum += shuffle_xor(sum, 1);
@@ -397,8 +394,12 @@ void launch_attention_decode(const AttentionDecode& p, cudaStream_t stream) {
   shape.threads = kThreads;
   shape.cluster = kCluster;
   shape.grid = dim3(static_cast<unsigned>(p.n_q_heads / kGroup * kSplits), static_cast<unsigned>(p.rows));
-  shape.shared_bytes = sizeof(Shared);
-  launch(attention_decode, p, shape, stream);
+  const auto start = [&](auto kernel, size_t shared_bytes) {
+    shape.shared_bytes = static_cast<unsigned>(shared_bytes);
+    launch(kernel, p, shape, stream);
+  };
+  if (p.cache.form == KvForm::int8) start(attention_decode<KvForm::int8>, sizeof(Shared<KvForm::int8>));
+  else start(attention_decode<KvForm::bf16>, sizeof(Shared<KvForm::bf16>));
 }
 
 }  // namespace lily::cuda

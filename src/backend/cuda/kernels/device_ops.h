@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #ifdef LILY_CUDA_EMULATED
+#include "base/half.h"
 #include "tests/backend/cuda/emulation/emulated_device.h"
 #else
 #include <cuda_runtime.h>
@@ -26,6 +27,11 @@ __device__ __forceinline__ float bf16_high(uint32_t pair) {
   return x;
 }
 __device__ __forceinline__ float bf16_value(uint16_t bits) { return bf16_low(bits); }
+__device__ __forceinline__ float bits_float(uint32_t bits) {
+  float x;
+  memcpy(&x, &bits, 4);
+  return x;
+}
 
 #ifdef LILY_CUDA_EMULATED
 
@@ -150,6 +156,7 @@ inline float load_l2(const float* p) { return *p; }
 inline float4 load_l2(const float4* p) { return *p; }
 inline float4 load_last(const float4* p) { return *p; }
 inline uint32_t load_l2(const uint32_t* p) { return *p; }
+inline uint16_t load_l2(const uint16_t* p) { return *p; }
 inline void store_to_host(uint64_t* p, uint64_t value) { *p = value; }
 inline int shared_fetch_add(int* counter, int n) {
   const int old = *counter;
@@ -171,6 +178,20 @@ inline uint32_t multiply_high(uint32_t a, uint32_t b) {
 }
 inline uint32_t pick_halves(uint32_t a, uint32_t b, bool high) {
   return high ? (a >> 16) | (b & 0xffff0000u) : (a & 0xffffu) | b << 16;
+}
+inline uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t selector) {
+  uint32_t r = 0;
+  for (unsigned i = 0; i < 4; ++i)
+    r |= static_cast<uint32_t>((uint64_t{b} << 32 | a) >> (8 * (selector >> (4 * i) & 7u)) & 255u) << (8 * i);
+  return r;
+}
+inline uint32_t f16_bits(float x) { return to_f16(x).bits; }
+inline float f16_value(uint32_t bits) { return to_float(F16{static_cast<uint16_t>(bits)}); }
+inline uint32_t bf16x2_fma(uint32_t a, uint32_t b, uint32_t c) {
+  const auto one = [](float x, float y, float z) {
+    return static_cast<float>(static_cast<double>(x) * y + z);
+  };
+  return bf16_pair(one(bf16_low(a), bf16_low(b), bf16_low(c)), one(bf16_high(a), bf16_high(b), bf16_high(c)));
 }
 
 #else
@@ -313,6 +334,7 @@ __device__ __forceinline__ float4 load_last(const float4* p) {
   return v;
 }
 __device__ __forceinline__ uint32_t load_l2(const uint32_t* p) { return __ldcg(p); }
+__device__ __forceinline__ uint16_t load_l2(const uint16_t* p) { return __ldcg(p); }
 // One store that the host sees whole, when it has come: orders nothing else.
 __device__ __forceinline__ void store_to_host(uint64_t* p, uint64_t value) {
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(value) : "memory");
@@ -338,6 +360,26 @@ __device__ __forceinline__ uint32_t multiply_high(uint32_t a, uint32_t b) { retu
 __device__ __forceinline__ uint32_t pick_halves(uint32_t a, uint32_t b, bool high) {
   return __byte_perm(a, b, high ? 0x7632 : 0x5410);
 }
+// Byte i of the result is the one of a's and b's eight that the selector's nibble i names.
+__device__ __forceinline__ uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t selector) {
+  return __byte_perm(a, b, selector);
+}
+__device__ __forceinline__ uint32_t f16_bits(float x) {  // rounded to nearest, ties to even
+  uint16_t r;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f"(x));
+  return r;
+}
+__device__ __forceinline__ float f16_value(uint32_t bits) {
+  float r;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(static_cast<uint16_t>(bits)));
+  return r;
+}
+// Halves of a * b + c, each rounded once.
+__device__ __forceinline__ uint32_t bf16x2_fma(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t r;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+  return r;
+}
 
 #endif
 
@@ -351,6 +393,11 @@ __device__ __forceinline__ float warp_max(float x) {
 #pragma unroll
   for (int m = 16; m; m >>= 1) x = fmaxf(x, shuffle_xor(x, m));
   return x;
+}
+// Two values as pairs of bf16 whose sums have 16 bits of them.
+__device__ __forceinline__ void bf16_parts(float a, float b, uint32_t& high, uint32_t& low) {
+  high = bf16_pair(a, b);
+  low = bf16_pair(a - bf16_low(high), b - bf16_high(high));
 }
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 __device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }

@@ -19,6 +19,7 @@
 #include "backend/cuda/kernels/kv_address.h"
 #include "backend/cuda/kernels/launch.h"
 #include "backend/cuda/kernels/prefill_attention_rows.h"
+#include "backend/cuda/kernels/prefill_kv_int8.h"
 #include "backend/cuda/prefill_attention.h"
 
 namespace lily::cuda {
@@ -30,11 +31,12 @@ constexpr int kConsumers = 256, kProducers = 128;
 constexpr int kThreads = kConsumers + kProducers;
 constexpr int kConsumerRegisters = 232, kProducerRegisters = 40;  // of 168 a thread at entry
 constexpr int kBuffers = 4;
+constexpr uint32_t kRowBytes = kv_row_bytes(KvForm::bf16);
 constexpr uint32_t kQuarterBytes = kKvBlock * 128;
 constexpr uint32_t kTileBytes = 4 * kQuarterBytes;
 constexpr uint32_t kQQuarterBytes = kRows * 128;
 constexpr uint32_t kQBytes = 4 * kQQuarterBytes;
-constexpr uint32_t kSharedBytes = kQBytes + kBuffers * kTileBytes + 128 + 1024;
+constexpr uint32_t kSharedBytes = kQBytes + kBuffers * kTileBytes + 128 + 1024;  // int8: and two stages
 constexpr int kTurnBarrier = 2;  // and 3: warpgroup 0's and 1's turn
 
 struct Ring {
@@ -52,7 +54,7 @@ struct Ring {
   }
   __device__ __forceinline__ void wait_full() const {
     barrier_wait(full_barrier(buffer), parity);
-    async_proxy_fence();  // the tile came by cp.async
+    async_proxy_fence();  // the tile came by cp.async or stores
   }
   __device__ __forceinline__ void advance() {
     if (++buffer == kBuffers) buffer = 0, parity ^= 1u;
@@ -72,10 +74,10 @@ __device__ __forceinline__ Tile find_tile(const AttentionArgs& p) {
   return tile;
 }
 
-__device__ __forceinline__ void produce(const AttentionArgs& p, const Tile& tile, Ring ring, uint32_t q,
-                                        uint32_t q_full) {
+__device__ __forceinline__ void load_queries(const AttentionArgs& p, const Tile& tile, uint32_t q,
+                                             uint32_t q_full) {
   const int thread = static_cast<int>(threadIdx.x) - kConsumers, row = thread / 32, piece = thread % 32;
-  // Q: rows row + 4 i; tokens past the end repeat the last one, and are not stored.
+  // Rows row + 4 i; tokens past the end repeat the last one, and are not stored.
   for (int i = 0; i < kRows / 4; ++i) {
     const int r = row + 4 * i;
     const int64_t token = tile.first_token + min(r / kQueryGroup, tile.n_tokens - 1);
@@ -84,30 +86,66 @@ __device__ __forceinline__ void produce(const AttentionArgs& p, const Tile& tile
     copy_16(swizzled(q + static_cast<uint32_t>(piece / 8) * kQQuarterBytes, r, piece % 8), from);
   }
   barrier_arrive_after_copies(q_full);
+}
+
+__device__ __forceinline__ void produce(const AttentionArgs& p, const Tile& tile, Ring ring) {
+  const int thread = static_cast<int>(threadIdx.x) - kConsumers, row = thread / 32, piece = thread % 32;
   const int n_keys = p.position + p.n_tokens;  // in the cache by now
   for (int block = 0; block < tile.n_blocks; ++block) {
-    const size_t block_at = kv_offset(p.block_table, p.cache.n_kv_heads, tile.kv_head, block * kKvBlock);
+    const size_t block_at = kv_head_offset<KvForm::bf16>(p.cache, p.block_table[block], tile.kv_head);
 #pragma unroll
     for (int is_v = 0; is_v < 2; ++is_v) {
-      const uint16_t* from = (is_v ? p.cache.v : p.cache.k) + block_at + row * kHeadCols + piece * 8;
+      const unsigned char* from =
+          (is_v ? p.cache.v : p.cache.k) + block_at + static_cast<size_t>(row) * kRowBytes + piece * 16;
       barrier_wait(ring.empty_barrier(ring.buffer), ring.parity ^ 1u);
       const uint32_t quarter = ring.tile() + static_cast<uint32_t>(piece / 8) * kQuarterBytes;
       const uint32_t even = swizzled(quarter, row, piece % 8), odd = swizzled(quarter, row + 4, piece % 8);
       if ((block + 1) * kKvBlock <= n_keys) {
 #pragma unroll 4
         for (uint32_t i = 0; i < kKvBlock / 8; ++i) {
-          copy_16(even + i * 1024, from + i * 8 * kHeadCols);
-          copy_16(odd + i * 1024, from + (i * 8 + 4) * kHeadCols);
+          copy_16(even + i * 1024, from + i * 8 * kRowBytes);
+          copy_16(odd + i * 1024, from + (i * 8 + 4) * kRowBytes);
         }
       } else {
         for (int i = 0; i < kKvBlock / 4; ++i) {
           const uint32_t at_row = (i % 2 ? odd : even) + static_cast<uint32_t>(i / 2) * 1024;
-          copy_16_or_zero(at_row, from + i * 4 * kHeadCols, block * kKvBlock + row + 4 * i < n_keys);
+          copy_16_or_zero(at_row, from + static_cast<size_t>(i) * 4 * kRowBytes,
+                          block * kKvBlock + row + 4 * i < n_keys);
         }
       }
       barrier_arrive_after_copies(ring.full_barrier(ring.buffer));
       ring.advance();
     }
+  }
+}
+
+// The same from codes, by way of two stages, K's and V's, each filled while the other's tile is made.
+__device__ __forceinline__ void produce_int8(const AttentionArgs& p, const Tile& tile, Ring ring,
+                                             uint32_t stages) {
+  const int thread = static_cast<int>(threadIdx.x) - kConsumers;
+  const int n_keys = p.position + p.n_tokens;  // in the cache by now
+  int32_t upcoming = p.block_table[0];
+  size_t block_at = 0;
+  const auto request = [&](int i) {  // tile i: K or V of block i / 2
+    if (i < 2 * tile.n_blocks) {
+      if (i % 2 == 0) {
+        block_at = kv_head_offset<KvForm::int8>(p.cache, upcoming, tile.kv_head);
+        if (i / 2 + 1 < tile.n_blocks) upcoming = p.block_table[i / 2 + 1];
+      }
+      stage_int8_block(stages + static_cast<uint32_t>(i % 2) * kInt8StageBytes,
+                       (i % 2 == 0 ? p.cache.k : p.cache.v) + block_at, thread);
+    }
+    copies_commit();
+  };
+  request(0);
+  for (int i = 0; i < 2 * tile.n_blocks; ++i) {
+    request(i + 1);
+    copies_wait<1>();
+    barrier_wait(ring.empty_barrier(ring.buffer), ring.parity ^ 1u);
+    expand_int8_block(ring.tile(), kQuarterBytes, stages + static_cast<uint32_t>(i % 2) * kInt8StageBytes,
+                      thread, n_keys - i / 2 * kKvBlock);
+    barrier_arrive(ring.full_barrier(ring.buffer));
+    ring.advance();
   }
 }
 
@@ -201,6 +239,7 @@ __device__ __forceinline__ void consume(const AttentionArgs& p, const Tile& tile
              state);
 }
 
+template <KvForm kForm>
 __global__ void __launch_bounds__(kThreads, 1) attention_kernel(const __grid_constant__ AttentionArgs p) {
   unsigned char* base = aligned_shared_memory();
   const uint32_t q = shared_address(base);
@@ -223,7 +262,9 @@ __global__ void __launch_bounds__(kThreads, 1) attention_kernel(const __grid_con
   const Tile tile = find_tile(p);
   if (threadIdx.x >= kConsumers) {
     registers_release<kProducerRegisters>();
-    produce(p, tile, ring, q, q_full);
+    load_queries(p, tile, q, q_full);
+    if constexpr (kForm == KvForm::int8) produce_int8(p, tile, ring, ring.full + 128);
+    else produce(p, tile, ring);
   } else {
     registers_claim<kConsumerRegisters>();
     consume(p, tile, ring, q, q_full);
@@ -236,8 +277,13 @@ void attention_prefill(const AttentionArgs& args, cudaStream_t stream) {
   require(args.n_tokens > 0 && args.n_q_heads == kQueryGroup * args.cache.n_kv_heads,
           "attention: 8 query heads a KV head");
   const int tiles = (args.n_tokens + kTileTokens - 1) / kTileTokens * args.cache.n_kv_heads;
-  launch(attention_kernel, args, LaunchShape{dim3(static_cast<unsigned>(tiles)), kThreads, kSharedBytes},
-         stream);
+  LaunchShape shape{dim3(static_cast<unsigned>(tiles)), kThreads, kSharedBytes};
+  if (args.cache.form == KvForm::int8) {
+    shape.shared_bytes += 2 * kInt8StageBytes;
+    launch(attention_kernel<KvForm::int8>, args, shape, stream);
+  } else {
+    launch(attention_kernel<KvForm::bf16>, args, shape, stream);
+  }
 }
 
 }  // namespace lily::cuda

@@ -8,6 +8,7 @@
 #include "backend/cuda/kernels/kv_address.h"
 #include "backend/cuda/kernels/launch.h"
 #include "backend/cuda/kernels/prefill_attention_rows.h"
+#include "backend/cuda/kernels/prefill_kv_int8.h"
 
 namespace lily::cuda {
 namespace {
@@ -17,24 +18,38 @@ constexpr int kRows = kTileTokens * kQueryGroup;
 constexpr unsigned kThreads = 128;
 constexpr uint32_t kQuarterBytes = 64 * 128;  // 64 rows or positions x 64 columns
 constexpr uint32_t kImageBytes = 4 * kQuarterBytes;
-constexpr uint32_t kSharedBytes = 3 * kImageBytes;
+constexpr uint32_t kSharedBytes = 3 * kImageBytes;  // int8: and a stage each for keys and values
 static_assert(kRows == 64 && kKvBlock == 64);
 
-// One block of the cache into an image; positions from n_keys on become zeros.
-__device__ __forceinline__ void fetch_block(const AttentionArgs& p, const uint16_t* cache, int kv_head,
-                                            int block, int n_keys, uint32_t image) {
-  const uint16_t* from = cache + kv_offset(p.block_table, p.cache.n_kv_heads, kv_head, block * kKvBlock);
-  const int piece = static_cast<int>(threadIdx.x) % 32;
-  for (int row = static_cast<int>(threadIdx.x) / 32; row < kKvBlock; row += static_cast<int>(kThreads) / 32)
-    copy_16_or_zero(swizzled(image + static_cast<uint32_t>(piece / 8) * kQuarterBytes, row, piece % 8),
-                    from + row * kHeadCols + piece * 8, block * kKvBlock + row < n_keys);
+// One block of the cache into an image, or of codes into a stage; positions from n_keys on become zeros.
+template <KvForm kForm>
+__device__ __forceinline__ void fetch_block(const AttentionArgs& p, const unsigned char* part, int kv_head,
+                                            int block, int n_keys, uint32_t image, uint32_t stage) {
+  const unsigned char* from = part + kv_head_offset<kForm>(p.cache, p.block_table[block], kv_head);
+  if constexpr (kForm == KvForm::int8) {
+    stage_int8_block(stage, from, static_cast<int>(threadIdx.x));
+  } else {
+    const int piece = static_cast<int>(threadIdx.x) % 32;
+    for (int row = static_cast<int>(threadIdx.x) / 32; row < kKvBlock; row += static_cast<int>(kThreads) / 32)
+      copy_16_or_zero(swizzled(image + static_cast<uint32_t>(piece / 8) * kQuarterBytes, row, piece % 8),
+                      from + static_cast<uint32_t>(row) * kv_row_bytes(kForm) + piece * 16,
+                      block * kKvBlock + row < n_keys);
+  }
   copies_commit();
 }
+// What fetch_block brought has landed; afterwards it is in the image.
+template <KvForm kForm>
+__device__ __forceinline__ void land_block(int block, int n_keys, uint32_t image, uint32_t stage) {
+  if constexpr (kForm == KvForm::int8)
+    expand_int8_block(image, kQuarterBytes, stage, static_cast<int>(threadIdx.x), n_keys - block * kKvBlock);
+}
 
+template <KvForm kForm>
 __global__ void __launch_bounds__(kThreads) attention_mma_kernel(const __grid_constant__ AttentionArgs p) {
   pdl_wait();
   pdl_trigger();
   const uint32_t q = shared_address(shared_memory()), k = q + kImageBytes, v = k + kImageBytes;
+  const uint32_t k_stage = v + kImageBytes, v_stage = k_stage + kInt8StageBytes;
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = static_cast<int>(lane_id());
   // Blocks with most keys start first.
   const int n_kv = p.cache.n_kv_heads, n_tiles = (p.n_tokens + kTileTokens - 1) / kTileTokens;
@@ -47,13 +62,14 @@ __global__ void __launch_bounds__(kThreads) attention_mma_kernel(const __grid_co
     copy_16(swizzled(q + static_cast<uint32_t>(lane / 8) * kQuarterBytes, row, lane % 8),
             p.q + (token * p.n_q_heads + kv_head * kQueryGroup + row % kQueryGroup) * kHeadCols + lane * 8);
   }
-  fetch_block(p, p.cache.k, kv_head, 0, n_keys, k);  // with Q
+  fetch_block<kForm>(p, p.cache.k, kv_head, 0, n_keys, k, k_stage);  // with Q
   const int last_key[2] = {p.position + first_token + 2 * warp, p.position + first_token + 2 * warp + 1};
   float o[128] = {};
   RowState state{{-INFINITY, -INFINITY}, {0, 0}};
   for (int block = 0; block < n_blocks; ++block) {
-    fetch_block(p, p.cache.v, kv_head, block, n_keys, v);
+    fetch_block<kForm>(p, p.cache.v, kv_head, block, n_keys, v, v_stage);
     copies_wait<1>();
+    land_block<kForm>(block, n_keys, k, k_stage);
     block_sync();  // the keys are there
     float s[32] = {};
 #pragma unroll
@@ -74,7 +90,7 @@ __global__ void __launch_bounds__(kThreads) attention_mma_kernel(const __grid_co
       }
     }
     block_sync();  // the keys are read
-    if (block + 1 < n_blocks) fetch_block(p, p.cache.k, kv_head, block + 1, n_keys, k);
+    if (block + 1 < n_blocks) fetch_block<kForm>(p, p.cache.k, kv_head, block + 1, n_keys, k, k_stage);
     else copies_commit();
     float factor[2];
     soften(s, state, factor, block * kKvBlock, last_key, block * kKvBlock + kKvBlock - 1 > last_key[0]);
@@ -83,6 +99,7 @@ __global__ void __launch_bounds__(kThreads) attention_mma_kernel(const __grid_co
 #pragma unroll
     for (int i = 0; i < 128; ++i) o[i] *= factor[i / 2 % 2];
     copies_wait<1>();
+    land_block<kForm>(block, n_keys, v, v_stage);
     block_sync();  // the values are there
 #pragma unroll
     for (int step = 0; step < 4; ++step)
@@ -109,8 +126,13 @@ void attention_mma_prefill(const AttentionArgs& args, cudaStream_t stream) {
   require(args.n_tokens > 0 && args.n_q_heads == kQueryGroup * args.cache.n_kv_heads,
           "attention: 8 query heads a KV head");
   const int tiles = (args.n_tokens + kTileTokens - 1) / kTileTokens * args.cache.n_kv_heads;
-  launch(attention_mma_kernel, args, LaunchShape{dim3(static_cast<unsigned>(tiles)), kThreads, kSharedBytes},
-         stream);
+  LaunchShape shape{dim3(static_cast<unsigned>(tiles)), kThreads, kSharedBytes};
+  if (args.cache.form == KvForm::int8) {
+    shape.shared_bytes += 2 * kInt8StageBytes;
+    launch(attention_mma_kernel<KvForm::int8>, args, shape, stream);
+  } else {
+    launch(attention_mma_kernel<KvForm::bf16>, args, shape, stream);
+  }
 }
 
 }  // namespace lily::cuda

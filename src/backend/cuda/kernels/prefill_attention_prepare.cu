@@ -12,6 +12,7 @@ namespace {
 constexpr int kWarps = 8;
 constexpr float kEpsilon = 1e-6f;
 
+template <KvForm kForm>
 __global__ void __launch_bounds__(kWarps * 32) qk_prepare_kernel(const __grid_constant__ AttentionArgs p) {
   pdl_wait();
   pdl_trigger();
@@ -27,14 +28,15 @@ __global__ void __launch_bounds__(kWarps * 32) qk_prepare_kernel(const __grid_co
     return;
   }
   const int kv_head = (head - p.n_q_heads) % n_kv;
-  const size_t at = kv_offset(p.block_table, n_kv, kv_head, p.position + static_cast<int>(token));
+  const int position = p.position + static_cast<int>(token);
   if (head < p.n_q_heads + n_kv) {
     const uint4 k = norm_and_rotate(p.k + token * p.kv_stride + kv_head * kHeadCols, p.k_norm, kEpsilon,
                                     p.rope + token * 32);
-    reinterpret_cast<uint4*>(p.cache.k + at)[lane] = k;
+    store_kv_row<kForm>(p.cache, p.cache.k, p.block_table, kv_head, position, k);
   } else {
-    reinterpret_cast<uint4*>(p.cache.v + at)[lane] =
-        reinterpret_cast<const uint4*>(p.v + token * p.kv_stride + kv_head * kHeadCols)[lane];
+    store_kv_row<kForm>(
+        p.cache, p.cache.v, p.block_table, kv_head, position,
+        reinterpret_cast<const uint4*>(p.v + token * p.kv_stride + kv_head * kHeadCols)[lane]);
   }
 }
 
@@ -59,8 +61,9 @@ void qk_prepare_prefill(const AttentionArgs& args, cudaStream_t stream) {
   require(args.n_tokens > 0 && args.n_q_heads == kQueryGroup * args.cache.n_kv_heads,
           "attention: 8 query heads a KV head");
   const int64_t warps = int64_t{args.n_tokens} * (args.n_q_heads + 2 * args.cache.n_kv_heads);
-  launch(qk_prepare_kernel, args,
-         LaunchShape{dim3(static_cast<unsigned>((warps + kWarps - 1) / kWarps)), kWarps * 32, 0}, stream);
+  launch(args.cache.form == KvForm::int8 ? qk_prepare_kernel<KvForm::int8> : qk_prepare_kernel<KvForm::bf16>,
+         args, LaunchShape{dim3(static_cast<unsigned>((warps + kWarps - 1) / kWarps)), kWarps * 32, 0},
+         stream);
 }
 
 void rope_table_prefill(float2* rope, int n_tokens, int position, double theta, cudaStream_t stream) {

@@ -135,11 +135,6 @@ __device__ __forceinline__ uint32_t bf16x2_subtract_128(uint32_t x) {
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(x), "r"(0x3f803f80u), "r"(0xc300c300u));
   return r;
 }
-__device__ __forceinline__ uint32_t bf16x2_fma(uint32_t a, uint32_t b, uint32_t c) {
-  uint32_t r;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
-  return r;
-}
 
 __device__ __forceinline__ float exp2_fast(float x) {
   float y;
@@ -159,7 +154,6 @@ __device__ __forceinline__ uint32_t warp_max_bits(uint32_t x) { return __reduce_
 __device__ __forceinline__ uint32_t warp_min_bits(uint32_t x) { return __reduce_min_sync(~0u, x); }
 __device__ __forceinline__ void count_up(int* counter) { atomicAdd(counter, 1); }
 __device__ __forceinline__ uint32_t float_bits(float x) { return __float_as_uint(x); }
-__device__ __forceinline__ float bits_float(uint32_t x) { return __uint_as_float(x); }
 // Byte `i` of x as a float, exactly.
 template <int kByte>
 __device__ __forceinline__ float byte_float(uint32_t x) {

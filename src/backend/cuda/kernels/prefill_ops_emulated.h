@@ -190,12 +190,6 @@ inline void registers_claim() {}
 inline void pin(float&) {}
 inline void pin(uint32_t&) {}
 
-inline uint32_t bf16x2_fma(uint32_t a, uint32_t b, uint32_t c) {
-  const auto one = [](float x, float y, float z) {
-    return static_cast<float>(static_cast<double>(x) * y + z);
-  };
-  return bf16_pair(one(bf16_low(a), bf16_low(b), bf16_low(c)), one(bf16_high(a), bf16_high(b), bf16_high(c)));
-}
 inline uint32_t bf16x2_subtract_128(uint32_t x) { return bf16x2_fma(x, 0x3f803f80u, 0xc300c300u); }
 inline float exp2_fast(float x) { return exp2f(x); }
 inline float silu_fast(float x) { return x / (1.0f + expf(-x)); }
@@ -213,11 +207,6 @@ inline uint32_t float_bits(float x) {
   uint32_t b;
   memcpy(&b, &x, 4);
   return b;
-}
-inline float bits_float(uint32_t b) {
-  float x;
-  memcpy(&x, &b, 4);
-  return x;
 }
 template <int kByte>
 inline float byte_float(uint32_t x) {

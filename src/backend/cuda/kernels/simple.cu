@@ -9,6 +9,7 @@
 namespace lily::cuda {
 namespace {
 
+template <KvForm kForm>
 __global__ void __launch_bounds__(32) prepare_heads(PrepareHeads p) {
   const int head = static_cast<int>(blockIdx.x), row = static_cast<int>(blockIdx.y);
   pdl_wait();
@@ -24,13 +25,13 @@ __global__ void __launch_bounds__(32) prepare_heads(PrepareHeads p) {
     return;
   }
   const int kv_head = head - p.n_q_heads;
-  const size_t to = kv_offset(p.step.block_table + p.step.table_first[row], p.cache.n_kv_heads, kv_head,
-                              p.step.positions[row]);
+  const int32_t* const table = p.step.block_table + p.step.table_first[row];
+  const int position = p.step.positions[row];
   const size_t from = at + static_cast<size_t>(kv_head) * kHeadCols;
-  reinterpret_cast<uint4*>(p.cache.k + to)[lane_id()] =
-      norm_and_rotate(p.k + from, p.k_norm, p.epsilon, rope);
-  reinterpret_cast<uint4*>(p.cache.v + to)[lane_id()] =
-      load_l2(reinterpret_cast<const uint4*>(p.v + from) + lane_id());
+  store_kv_row<kForm>(p.cache, p.cache.k, table, kv_head, position,
+                      norm_and_rotate(p.k + from, p.k_norm, p.epsilon, rope));
+  store_kv_row<kForm>(p.cache, p.cache.v, table, kv_head, position,
+                      load_l2(reinterpret_cast<const uint4*>(p.v + from) + lane_id()));
 }
 
 struct TopShared {
@@ -58,7 +59,8 @@ void launch_prepare_heads(const PrepareHeads& p, cudaStream_t stream) {
   LaunchShape shape;
   shape.threads = 32;
   shape.grid = dim3(static_cast<unsigned>(p.n_q_heads + p.cache.n_kv_heads), static_cast<unsigned>(p.rows));
-  launch(prepare_heads, p, shape, stream);
+  launch(p.cache.form == KvForm::int8 ? prepare_heads<KvForm::int8> : prepare_heads<KvForm::bf16>, p, shape,
+         stream);
 }
 
 void launch_router_top(const RouterTopRows& p, cudaStream_t stream) {

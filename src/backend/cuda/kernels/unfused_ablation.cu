@@ -267,18 +267,19 @@ __global__ void __launch_bounds__(32) head_norm_rope_rows(HeadNormRopeRows p) {
       p.x + row * p.stride + head * p.head_stride, p.weight, p.epsilon, p.step.rope + row * 32);
 }
 
+template <KvForm kForm>
 __global__ void __launch_bounds__(32) kv_append_rows(KvAppendRows p) {
   pdl_wait();
   pdl_trigger();
   const int row = static_cast<int>(blockIdx.y), head = static_cast<int>(blockIdx.x);
-  const size_t to = kv_offset(p.step.block_table + p.step.table_first[row], p.cache.n_kv_heads, head,
-                              p.step.positions[row]);
+  const int32_t* const table = p.step.block_table + p.step.table_first[row];
+  const int position = p.step.positions[row];
   const uint16_t* k = p.k + (int64_t{row} * p.cache.n_kv_heads + head) * kHeadCols;
   const uint16_t* v = p.v + row * p.v_stride + head * kHeadCols;
-  reinterpret_cast<uint4*>(p.cache.k + to)[lane_id()] =
-      load_l2(reinterpret_cast<const uint4*>(k) + lane_id());
-  reinterpret_cast<uint4*>(p.cache.v + to)[lane_id()] =
-      load_l2(reinterpret_cast<const uint4*>(v) + lane_id());
+  store_kv_row<kForm>(p.cache, p.cache.k, table, head, position,
+                      load_l2(reinterpret_cast<const uint4*>(k) + lane_id()));
+  store_kv_row<kForm>(p.cache, p.cache.v, table, head, position,
+                      load_l2(reinterpret_cast<const uint4*>(v) + lane_id()));
 }
 
 __global__ void __launch_bounds__(kThreads) mask_tokens(MaskTokens p) {
@@ -342,8 +343,8 @@ void launch_head_norm_rope_rows(const HeadNormRopeRows& p, cudaStream_t stream) 
 }
 
 void launch_kv_append_rows(const KvAppendRows& p, cudaStream_t stream) {
-  start(kv_append_rows, p, dim3(static_cast<unsigned>(p.cache.n_kv_heads), static_cast<unsigned>(p.rows)), 32,
-        stream);
+  start(p.cache.form == KvForm::int8 ? kv_append_rows<KvForm::int8> : kv_append_rows<KvForm::bf16>, p,
+        dim3(static_cast<unsigned>(p.cache.n_kv_heads), static_cast<unsigned>(p.rows)), 32, stream);
 }
 
 void launch_mask_tokens(const MaskTokens& p, cudaStream_t stream) {

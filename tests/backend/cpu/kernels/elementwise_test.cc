@@ -239,7 +239,9 @@ TEST_P(ReadRate, TheSumIsOfAllWords) {
   for (const size_t n : {0, 1, 15, 16, 63, 64, 65, 1000}) {
     std::vector<uint64_t> words(n);
     for (uint64_t& word : words) word = random();
-    EXPECT_EQ(sum_words(words), std::accumulate(words.begin(), words.end(), uint64_t{0})) << n;
+    const uint64_t sum = std::accumulate(words.begin(), words.end(), uint64_t{0});
+    EXPECT_EQ(sum_words(words, false), sum) << n;
+    EXPECT_EQ(sum_words(words, true), sum) << n;
   }
 }
 
