@@ -51,7 +51,7 @@ plan::Policy policy_of(const plan::Policy& published, std::string_view backend,
     if (!published.has(*kv))
       fail(Fault::user, "--kv {}: backend '{}' keeps keys and values as {}; leave --kv out, or choose {}",
            plan::name(*kv), backend, plan::kv_type_names(published),
-           *kv == plan::KvType::int8 ? "backend cpu or reference" : "another backend");
+           *kv == plan::KvType::int8 ? "backend cpu, metal or reference" : "another backend");
     policy.kv = *kv;
   }
   if (activation_planes) {
