@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <tuple>
 
 #include "backend/metal/lower.h"
 #include "tests/backend/metal/rig.h"
@@ -28,10 +29,9 @@ model::Dims half_tiny() {
 }
 
 plan::Plan make_plan(Phase phase, int rows, const Policy& policy, Ending ending = Ending::logits,
-                     int64_t context = 128) {
-  return plan::forward(half_tiny(),
-                       {.phase = phase, .rows = rows, .outputs = 1, .context = context, .ending = ending},
-                       policy);
+                     int64_t context = 128, const model::Dims& dims = half_tiny()) {
+  return plan::forward(
+      dims, {.phase = phase, .rows = rows, .outputs = 1, .context = context, .ending = ending}, policy);
 }
 
 // Where a sequence is.
@@ -40,29 +40,31 @@ struct Places {
   std::vector<int32_t> blocks = {1, 0};
 };
 
-Inputs one_sequence(std::vector<int32_t> tokens, int position, const Places& at = {}) {
+Inputs one_sequence(std::vector<int32_t> tokens, int position, const Places& at = {},
+                    const model::Dims& dims = half_tiny()) {
   Inputs inputs({{.tokens = std::move(tokens),
                   .position = position,
                   .src = position == 0 ? backend::kNoState : at.state,
                   .dst = at.state}},
-                2, half_tiny().vocab, false);
+                2, dims.vocab, false);
   inputs.blocks() = at.blocks;
   return inputs;
 }
 
 // Logits after a prompt, and after each of three more tokens.
 std::vector<float> logits_of(metal::MetalDevice& device, const Policy& policy, int prompt_rows,
-                             const Places& at = {}) {
+                             const Places& at = {}, const model::Dims& dims = half_tiny()) {
   std::vector<float> all;
   const auto run = [&](backend::Program& program, std::vector<int32_t> tokens, int position) {
-    const Inputs inputs = one_sequence(std::move(tokens), position, at);
+    const Inputs inputs = one_sequence(std::move(tokens), position, at, dims);
     program.submit(inputs.get());
     const auto logits = program.wait().logits;
     all.insert(all.end(), logits.begin(), logits.end());
   };
-  const auto prefill = device.compile(make_plan(Phase::prefill, prompt_rows, policy));
-  const auto decode = device.compile(make_plan(Phase::decode, 1, policy));
-  run(*prefill, test::random_tokens(prompt_rows, half_tiny().vocab, 3), 0);
+  const auto prefill =
+      device.compile(make_plan(Phase::prefill, prompt_rows, policy, Ending::logits, 128, dims));
+  const auto decode = device.compile(make_plan(Phase::decode, 1, policy, Ending::logits, 128, dims));
+  run(*prefill, test::random_tokens(prompt_rows, dims.vocab, 3), 0);
   for (int i = 0; i < 3; ++i) run(*decode, {100 + i}, prompt_rows + i);
   return all;
 }
@@ -185,15 +187,17 @@ TEST_P(StepsWithCache, SchedulesChangeNoBit) {
 // in their places before, and what lies in the places around stays as it is.
 TEST_P(StepsWithCache, StatesAndBlocksShareTheirPlaces) {
   using Kv = backend::Device::Kv;
+  constexpr int kRows = 9;               // of a prompt that the kernels for many rows read
   constexpr float kKept = 127.0f / 256;  // which 8 bits hold as well
   constexpr float kStale = std::numeric_limits<float>::quiet_NaN();
-  const model::Dims dims = test::tiny_checkpoint().dims();
+  const model::Dims dims = test::small_checkpoint().dims();
   Policy policy = metal::default_policy();
   policy.kv = GetParam();
   Policy unfused = *plan::without(policy, Mechanism::p4);
   unfused.prefill = unfused.decode = {};
-  auto apart = test::make_emulated_metal(test::tiny_checkpoint(), {.kv = GetParam()});
-  auto shared = test::make_emulated_metal(test::tiny_checkpoint(), {.kv = GetParam(), .shared_places = true});
+  auto apart = test::make_emulated_metal(test::small_checkpoint(), {.kv = GetParam()});
+  auto shared =
+      test::make_emulated_metal(test::small_checkpoint(), {.kv = GetParam(), .shared_places = true});
   metal::MetalDevice& d = *shared.device;
   const backend::SharedPlaces places = d.shared_places(dims, policy);
   const int n = places.blocks_per_state;
@@ -237,34 +241,31 @@ TEST_P(StepsWithCache, StatesAndBlocksShareTheirPlaces) {
             EXPECT_EQ(d.read_kv(which, layer, b, backend::kKvBlockTokens), kv_of(v)) << b;
   };
 
-  for (const Policy& p : {policy, unfused}) {
-    const std::vector<float> expected = logits_of(*apart.device, p, 20);
-    // States and blocks take turns in the places in the middle.
-    for (const auto& [state, blocks] : {std::pair(1, 3), {3, 1}}) {
-      write_state(blocks, kStale);
-      write_blocks(state, kStale);
-      write_state(0, 3);
-      write_blocks(2, kKept);
-      write_state(4, 5);
-      const Places at{StateSlot{state}, {(blocks + 1) * n - 1, blocks * n}};
-      EXPECT_EQ(logits_of(d, p, 20, at), expected);
-      expect_state(0, 3);
-      expect_blocks(2, kKept, {});
-      expect_state(4, 5);
-      // A copy takes no more than the state, and a state is not longer than its place.
-      write_blocks(2, kKept);
-      d.copy_state(StateSlot{4}, StateSlot{state});
-      expect_state(state, 5);
-      expect_blocks(2, kKept, {});
-      expect_state(0, 3);
-    }
-    // Blocks beside those of the sequence, in the place that a state had.
-    write_state(3, kStale);
-    write_blocks(3, kKept);
-    const Places at{StateSlot{1}, {3 * n + 1, 3 * n}};
-    EXPECT_EQ(logits_of(d, p, 20, at), expected);
-    expect_blocks(3, kKept, at.blocks);
+  // States and blocks take turns in the places in the middle.
+  for (const auto& [p, state, blocks] : {std::tuple(policy, 1, 3), {policy, 3, 1}, {unfused, 1, 3}}) {
+    const std::vector<float> expected = logits_of(*apart.device, p, kRows, {}, dims);
+    write_state(blocks, kStale);
+    write_blocks(state, kStale);
+    write_state(0, 3);
+    write_blocks(2, kKept);
+    write_state(4, 5);
+    const Places at{StateSlot{state}, {(blocks + 1) * n - 1, blocks * n}};
+    EXPECT_EQ(logits_of(d, p, kRows, at, dims), expected);
+    expect_state(0, 3);
+    expect_blocks(2, kKept, {});
+    expect_state(4, 5);
+    // A copy takes no more than the state, and a state is not longer than its place.
+    d.copy_state(StateSlot{4}, StateSlot{state});
+    expect_state(state, 5);
+    expect_blocks(2, kKept, {});
+    expect_state(0, 3);
   }
+  // Blocks beside those of the sequence, in the place that a state had.
+  write_state(3, kStale);
+  write_blocks(3, kKept);
+  const Places at{StateSlot{1}, {3 * n + 1, 3 * n}};
+  EXPECT_EQ(logits_of(d, policy, kRows, at, dims), logits_of(*apart.device, policy, kRows, {}, dims));
+  expect_blocks(3, kKept, at.blocks);
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, StepsWithCache, testing::Values(plan::KvType::bf16, plan::KvType::int8),
