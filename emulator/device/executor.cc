@@ -175,9 +175,10 @@ bool Executor::check(const DispatchCommand& command) {
     refuse(Finding::Kind::limit, 1001, fmt::format("a grid of {} threadgroups", n_groups));
   for (unsigned i = 0; i < kernel.n_arguments; ++i) good &= check_argument(command, kernel.arguments[i]);
   for (const metal::Access& a : command.accesses) {
-    if (a.offset > a.buffer->length() || a.length > a.buffer->length() - a.offset)
+    const size_t last = a.offset + (std::max<size_t>(1, a.count) - 1) * a.stride;
+    if (last > a.buffer->length() || a.length > a.buffer->length() - last)
       refuse(Finding::Kind::bad_argument, 2000,
-             fmt::format("declares [{}, {}) of {}, which has {} bytes", a.offset, a.offset + a.length,
+             fmt::format("declares [{}, {}) of {}, which has {} bytes", last, last + a.length,
                          a.buffer->label(), a.buffer->length()));
     if (a.kind != metal::Access::Kind::read && a.buffer->immutable())
       refuse(Finding::Kind::immutable_write, 2001, fmt::format("declares a write to {}", a.buffer->label()));
@@ -285,9 +286,11 @@ void Executor::bind(const DispatchCommand& command, Dispatch& dispatch) {
     memory.declared = !command.accesses.empty();
     for (const metal::Access& a : command.accesses) {
       if (a.buffer != &buffer) continue;
-      const ByteRange range{buffer.data() + a.offset, buffer.data() + a.offset + a.length};
-      if (a.kind != metal::Access::Kind::write) memory.readable.push_back(range);
-      if (a.kind != metal::Access::Kind::read) memory.writable.push_back(range);
+      for (size_t r = 0; r < a.count; ++r) {
+        const char* begin = buffer.data() + a.offset + r * a.stride;
+        if (a.kind != metal::Access::Kind::write) memory.readable.push_back({begin, begin + a.length});
+        if (a.kind != metal::Access::Kind::read) memory.writable.push_back({begin, begin + a.length});
+      }
     }
     join(memory.readable);
     join(memory.writable);

@@ -6,6 +6,12 @@
 
 namespace lily::emulator {
 
+bool BufferUseRange::overlaps(size_t from, size_t to) const {
+  if (stride == 0 || from < end) return from < end && begin < to;
+  const size_t i = (from - end) / stride + 1;  // the first range that ends behind `from`
+  return i < count && begin + i * stride < to;
+}
+
 void HostOrder::committed(uint64_t sequence, std::vector<BufferUseRange> uses) {
   const std::lock_guard lock(mutex_);
   in_flight_.push_back({sequence, std::move(uses)});
@@ -21,7 +27,7 @@ void HostOrder::check(const EmulatedBuffer& buffer, size_t begin, size_t end, Cp
   const std::lock_guard lock(mutex_);
   for (const InFlight& f : in_flight_)
     for (const BufferUseRange& use : f.uses) {
-      if (use.buffer != &buffer || use.begin >= end || begin >= use.end) continue;
+      if (use.buffer != &buffer || !use.overlaps(begin, end)) continue;
       if (access == CpuAccess::read && !use.written) continue;
       findings_.add(Finding::Kind::host_race, "", reinterpret_cast<uintptr_t>(&buffer),
                     fmt::format("CPU {} {} [{}, {}), which command buffer {} {}; wait for its event first",

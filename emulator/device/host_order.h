@@ -14,8 +14,11 @@ class EmulatedBuffer;
 
 struct BufferUseRange {
   const EmulatedBuffer* buffer;
-  size_t begin, end;
+  size_t begin, end;  // of the first range
   bool written;
+  size_t stride = 0, count = 1;  // of metal::Access
+
+  bool overlaps(size_t from, size_t to) const;
 };
 
 // A command buffer is in flight from its commit until the CPU has learnt of its end: by waiting for an event

@@ -272,8 +272,8 @@ std::vector<BufferUseRange> EmulatedCommandBuffer::uses() const {
     const auto* d = std::get_if<DispatchCommand>(&c);
     if (d == nullptr) continue;
     for (const metal::Access& a : d->accesses)
-      uses.push_back(
-          {&emulated(*a.buffer), a.offset, a.offset + a.length, a.kind != metal::Access::Kind::read});
+      uses.push_back({&emulated(*a.buffer), a.offset, a.offset + a.length,
+                      a.kind != metal::Access::Kind::read, a.stride, a.count});
     if (d->indirect != nullptr)
       uses.push_back({d->indirect, d->indirect_offset, d->indirect_offset + 12, false});
     if (!d->accesses.empty()) continue;

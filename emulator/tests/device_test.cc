@@ -242,6 +242,18 @@ TEST_F(Declared, RangesLieInTheirBuffers) {
               HasSubstr("declares [128, 260) of o"));
 }
 
+TEST_F(Declared, RangesAStrideApartAreAllowedAndNothingBetweenThem) {
+  const auto run = [&](const Access& access) {
+    return device_.run([&](metal::Encoder& e) { encode_fill(device_, e, *o_, 0, 5, 32, {&access, 1}); });
+  };
+  const Access whole{o_.get(), 0, 64, Access::Kind::write, 64, 2};
+  EXPECT_EQ(run(whole), "");
+  const Access with_a_gap{o_.get(), 0, 60, Access::Kind::write, 64, 2};
+  EXPECT_THAT(run(with_a_gap), HasSubstr("write of 4 bytes at o+60"));
+  const Access too_many{o_.get(), 0, 60, Access::Kind::write, 64, 5};
+  EXPECT_THAT(run(too_many), HasSubstr("declares [256, 316) of o"));
+}
+
 // ---- Events and the CPU's accesses
 
 class HandOff : public testing::Test {
@@ -308,6 +320,23 @@ TEST_F(HandOff, AWriteToWhatIsReadIsFound) {
   slots_->write_value(128, 1u);
   EXPECT_TRUE(device_->findings().empty()) << device_.report();
   slots_->write_value(124, 1u);
+  EXPECT_TRUE(device_.found(Finding::Kind::host_race)) << device_.report();
+}
+TEST_F(HandOff, OfRangesAStrideApartOnlyThoseAreInUse) {
+  auto command_buffer = device_->make_command_buffer("step");
+  metal::Encoder& e = command_buffer->make_encoder();
+  const Access access{slots_.get(), 0, 4, Access::Kind::write, 64, 3};
+  encode_fill(device_, e, *slots_, 128, 9, 1, {&access, 1});
+  e.end();
+  command_buffer->signal(*event_, 1);
+  command_buffer->commit();
+  std::byte between[60];
+  slots_->read(4, between);
+  slots_->read(68, between);
+  slots_->read(192, between);
+  EXPECT_TRUE(device_->findings().empty()) << device_.report();
+  std::byte with_the_last[68];
+  slots_->read(68, with_the_last);
   EXPECT_TRUE(device_.found(Finding::Kind::host_race)) << device_.report();
 }
 TEST_F(HandOff, ContentsInFlightAreFound) {

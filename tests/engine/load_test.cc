@@ -43,15 +43,19 @@ TEST(PolicyOf, AnInt8CacheIsTheReferencesToo) {
 }
 
 TEST(PolicyOf, RefusesAKvTypeThatTheBackendDoesNotHave) {
-  for (const plan::KvType type : {plan::KvType::int8, plan::KvType::f32}) {
-    const backend::Planner* metal = backend::find_planner("metal");
-    ASSERT_NE(metal, nullptr);
-    for (const auto& [policy, backend] :
-         {std::pair{metal->policy(model::lily_tiny(), {}), "metal"}, std::pair{plan::Policy{}, "cuda"}})
-      EXPECT_THAT(test::error_of([&, &p = policy, &name = backend] { policy_of(p, name, type, {}); }),
-                  AllOf(HasSubstr(std::string("--kv ") + std::string(plan::name(type))), HasSubstr("as bf16"),
-                        HasSubstr(backend), HasSubstr("leave --kv out")));
-  }
+  const backend::Planner* planner = backend::find_planner("metal");
+  ASSERT_NE(planner, nullptr);
+  const plan::Policy metal = planner->policy(model::lily_tiny(), {}), cuda;
+  const auto expect_refused = [](const plan::Policy& policy, const char* backend, plan::KvType type,
+                                 const char* has) {
+    EXPECT_THAT(test::error_of([&] { policy_of(policy, backend, type, {}); }),
+                AllOf(HasSubstr(std::string("--kv ") + std::string(plan::name(type))), HasSubstr(has),
+                      HasSubstr(backend), HasSubstr("leave --kv out")));
+  };
+  expect_refused(metal, "metal", plan::KvType::f32, "as bf16, int8;");
+  expect_refused(cuda, "cuda", plan::KvType::f32, "as bf16;");
+  expect_refused(cuda, "cuda", plan::KvType::int8, "choose backend cpu, metal or reference");
+  EXPECT_EQ(policy_of(metal, "metal", plan::KvType::int8, {}).kv, plan::KvType::int8);
 }
 
 TEST(PolicyOf, OnlyTheCpuTakesActivationsAsIntegers) {

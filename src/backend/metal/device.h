@@ -120,12 +120,15 @@ class Library {
                                                   std::span<const FunctionConstant> constants = {}) = 0;
 };
 
-// A range that a dispatch may touch, as its op declared it.
+// What a dispatch may touch, as its op declared it: `count` ranges, each `stride` bytes behind the one
+// before.
 struct Access {
   enum class Kind : uint8_t { read, write, read_write };
   const Buffer* buffer = nullptr;
-  size_t offset = 0, length = 0;
+  size_t offset = 0, length = 0;  // of the first range
   Kind kind = Kind::read;
+  size_t stride = 0;
+  size_t count = 1;
 };
 
 // A concurrent compute encoder: dispatches are unordered among themselves except across memory_barrier().

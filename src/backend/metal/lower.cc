@@ -15,9 +15,7 @@ void check_policy(const plan::Policy& p) {
     fail(Fault::user, "policy.activation: the Metal backend keeps activations in bf16, not fp32");
   if (p.residual != FloatType::f32)
     fail(Fault::user, "policy.residual: the Metal backend keeps the residual in fp32, not bf16");
-  if (p.kv != plan::KvType::bf16)
-    fail(Fault::user, "policy.kv: the Metal backend keeps keys and values in bf16, not {}; leave --kv out",
-         plan::name(p.kv));
+  check_kv_type(p);
   if (p.tile.large > static_cast<int>(kernels::kMaxTileRows) || p.tile.small > p.tile.large ||
       p.tile.small < 1)
     fail(Fault::user, "policy.tile: {} and {} rows; the Metal backend has tiles of at most {}", p.tile.small,
@@ -52,6 +50,12 @@ std::vector<Result> results_of(const plan::Plan& plan) {
 }
 
 }  // namespace
+
+void check_kv_type(const plan::Policy& policy) {
+  if (policy.kv != plan::KvType::bf16 && policy.kv != plan::KvType::int8)
+    fail(Fault::user, "policy.kv: the Metal backend keeps keys and values in bf16 or int8, not {}",
+         plan::name(policy.kv));
+}
 
 Place place_of(const plan::Plan& plan, const Lowered& lowered, plan::ValueId value) {
   const plan::Value& v = plan.value(value);
@@ -136,6 +140,7 @@ plan::Policy default_policy() {
   p.activation = FloatType::bf16;
   p.residual = FloatType::f32;
   p.kv = plan::KvType::bf16;
+  p.kv_types.set(static_cast<size_t>(plan::KvType::int8));
   p.prefill = {.linear_add = true, .gate_up = true, .qk_prepare = true, .attention_gate = true};
   p.decode = {.norm_linear = true,
               .linear_add = true,

@@ -30,6 +30,9 @@ struct Lowered {
   int64_t work_bytes = 0;
 };
 
+// Throws Error(Fault::user) if these kernels cannot keep keys and values in the policy's type.
+void check_kv_type(const plan::Policy& policy);
+
 // Throws Error(Fault::user) for a policy that these kernels cannot follow, naming the field.
 Lowered lower(const plan::Plan& plan, const StorageOf& storage = {});
 

@@ -33,10 +33,7 @@ void Lowering::rows_and_blocks() {
 // ---- Gated DeltaNet
 
 DeltaParams Lowering::delta_params() const {
-  return {.n_key_heads = u(dims().n_key_heads),
-          .n_value_heads = u(dims().n_value_heads),
-          .slot_values = u(dims().n_value_heads) * kernels::kDeltaHead * kernels::kDeltaHead,
-          .conv_slot_values = u(dims().n_value_heads) * (kernels::kTaps - 1) * kernels::kMixerChannels};
+  return {.n_key_heads = u(dims().n_key_heads), .n_value_heads = u(dims().n_value_heads)};
 }
 
 void Lowering::lower(const plan::ShortConv& o) {
@@ -157,6 +154,10 @@ void Lowering::lower(const plan::DeltaMixer& o) {
 
 // ---- Attention
 
+std::string Lowering::of_cache(std::string kernel) const {
+  return plan_.policy.kv == plan::KvType::int8 ? std::move(kernel) + "_int8" : kernel;
+}
+
 namespace {
 
 void set_turns(uint64_t* turns, double theta) {
@@ -191,7 +192,7 @@ void Lowering::lower(const plan::HeadNormRope& o) {
 }
 
 void Lowering::lower(const plan::KvAppend& o) {
-  begin("kv_append", {fixed(dims().n_kv_heads), per(Count::rows), fixed(1)}, {32, 1, 1});
+  begin(of_cache("kv_append"), {fixed(dims().n_kv_heads), per(Count::rows), fixed(1)}, {32, 1, 1});
   read(0, o.k);
   read(1, o.v.value);
   state(2, PlaceKind::k_cache, o.layer, Kind::write);
@@ -206,7 +207,8 @@ void Lowering::lower(const plan::KvAppend& o) {
 
 void Lowering::lower(const plan::QkPrepare& o) {
   LILY_CHECK(o.q_gate.value == o.k.value && o.k.value == o.v.value, "qk_prepare reads one value");
-  begin("qk_prepare", {fixed(dims().n_q_heads + dims().n_kv_heads), per(Count::rows), fixed(1)}, {32, 1, 1});
+  begin(of_cache("qk_prepare"), {fixed(dims().n_q_heads + dims().n_kv_heads), per(Count::rows), fixed(1)},
+        {32, 1, 1});
   read(0, o.q_gate.value);
   write(1, o.q);
   weight(2, Weight::q_norm, o.layer);
@@ -262,8 +264,8 @@ void Lowering::attention(int layer, plan::AttentionPath path, plan::ValueId q,
   const int64_t n_heads = dims().n_q_heads;
 
   if (!is_few(y)) {
-    begin("attention_prefill", {per(Count::query_tiles), fixed(n_heads / kernels::kPackedHeads), fixed(1)},
-          {128, 1, 1});
+    begin(of_cache("attention_prefill"),
+          {per(Count::query_tiles), fixed(n_heads / kernels::kPackedHeads), fixed(1)}, {128, 1, 1});
     read(0, q);
     write(1, y);
     caches();
@@ -280,7 +282,7 @@ void Lowering::attention(int layer, plan::AttentionPath path, plan::ValueId q,
                                             : (policy.pack_query_heads ? "_strided" : "_one_head_strided");
   const int64_t groups = n_heads / (policy.pack_query_heads ? kernels::kPackedHeads : 1);
   if (path == plan::AttentionPath::general) {
-    begin(fmt::format("attention_decode{}", variant), {fixed(groups), per(Count::rows), fixed(1)},
+    begin(of_cache(fmt::format("attention_decode{}", variant)), {fixed(groups), per(Count::rows), fixed(1)},
           {512, 1, 1});
     query();
     write(1, y);
@@ -294,8 +296,8 @@ void Lowering::attention(int layer, plan::AttentionPath path, plan::ValueId q,
   p.n_parts = u((plan_.shape.context + kernels::kSplitTokens - 1) / kernels::kSplitTokens);
   const Place partial =
       work(rows_bound(plan_, plan_.value(y)) * n_heads * p.n_parts * (kernels::kAttentionHead + 2) * 4);
-  begin(fmt::format("attention_part{}", variant), {fixed(p.n_parts), fixed(groups), per(Count::rows)},
-        {256, 1, 1});
+  begin(of_cache(fmt::format("attention_part{}", variant)),
+        {fixed(p.n_parts), fixed(groups), per(Count::rows)}, {256, 1, 1});
   query();
   arg(1, partial, Kind::write);
   caches();

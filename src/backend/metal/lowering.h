@@ -61,6 +61,7 @@ class Lowering {
   bool is_few(plan::ValueId rows_of) const;  // at most kFewRows rows: the decode kernels
   kernels::DeltaParams delta_params() const;
   kernels::HeadParams head_params() const;
+  std::string of_cache(std::string kernel) const;  // the kernel for the policy's type of KV cache
   kernels::ExpertsParams experts_params(model::WeightId weight) const;
 
   // ---- Ops. lower_linear.cc

@@ -49,22 +49,32 @@ void MetalDevice::load(const model::Checkpoint& checkpoint, const backend::Progr
 void MetalDevice::reserve(const backend::MemorySpec& spec, const plan::Policy& policy) {
   LILY_CHECK(weights_.has_value(), "reserve before load");
   LILY_CHECK(n_in_flight_ == 0, "{} steps are in flight", n_in_flight_);
-  if (policy.kv != plan::KvType::bf16)
-    fail(Fault::user, "policy.kv: the Metal backend keeps keys and values in bf16, not {}; leave --kv out",
-         plan::name(policy.kv));
+  check_kv_type(policy);
   wait_for_copy();
   const size_t limit = gpu_->limits().recommended_working_set;
-  const size_t needed = Memory::total_bytes(dims_, spec) + static_cast<size_t>(weights_->n_bytes());
+  const MemoryLayout layout(dims_, policy.kv);
+  const size_t needed = layout.total_bytes(spec) + static_cast<size_t>(weights_->n_bytes());
+  const auto gb = [](size_t bytes) { return static_cast<double>(bytes) * 1e-9; };
   if (limit != 0 && needed > limit)
     fail(Fault::device,
          "weights, {} states and {} KV blocks take {:.1f} GB and this GPU should hold at most {:.1f} GB; ask "
-         "for a "
-         "shorter context or fewer sequences",
-         spec.n_state_slots, spec.n_kv_blocks, static_cast<double>(needed) * 1e-9,
-         static_cast<double>(limit) * 1e-9);
+         "for a shorter context or fewer sequences",
+         spec.n_state_slots, spec.n_kv_blocks, gb(needed), gb(limit));
+  if (const size_t largest = layout.largest_buffer(spec), most = gpu_->limits().max_buffer_length;
+      largest > most)
+    fail(
+        Fault::device,
+        "{} states and {} KV blocks need a buffer of {:.1f} GB and those of this GPU have at most {:.1f} GB; "
+        "ask for a shorter context or fewer sequences",
+        spec.n_state_slots, spec.n_kv_blocks, gb(largest), gb(most));
   memory_.reset();
-  memory_.emplace(*gpu_, dims_, spec);
+  memory_.emplace(*gpu_, dims_, spec, policy.kv);
   gpu_->make_resident();
+}
+
+backend::SharedPlaces MetalDevice::shared_places(const model::Dims& dims, const plan::Policy& policy) const {
+  return {.blocks_per_state = MemoryLayout(dims, policy.kv).blocks_per_state(),
+          .most_bytes = static_cast<int64_t>(gpu_->limits().max_buffer_length)};
 }
 
 const Memory& MetalDevice::memory() const {
@@ -107,23 +117,19 @@ void MetalDevice::copy_state(StateSlot src, StateSlot dst) {
   copy_ = gpu_->make_command_buffer("copy state");
   Encoder& encoder = copy_->make_encoder();
   encoder.set_pipeline(pipeline("copy_slot"));
-  const auto copy = [&](const Buffer& slots, size_t slot_bytes) {
-    const auto n = static_cast<uint32_t>(slot_bytes / 16);
-    encoder.set_buffer(0, slots);
-    encoder.set_value(
-        kParamsIndex,
-        kernels::CopyParams{.n = n, .from = static_cast<int32_t>(src), .to = static_cast<uint32_t>(dst)});
-    std::vector<Access> accesses = {
-        {&slots, static_cast<size_t>(dst) * slot_bytes, slot_bytes, Access::Kind::write}};
-    if (src != backend::kNoState)
-      accesses.push_back({&slots, static_cast<size_t>(src) * slot_bytes, slot_bytes, Access::Kind::read});
-    encoder.dispatch_threadgroups({(n + 255) / 256, 1, 1}, {256, 1, 1}, accesses);
-  };
-  for (int layer = 0; layer < dims_.n_layers; ++layer) {
-    if (dims_.mixer(layer) != model::Mixer::delta) continue;
-    copy(m.delta_state(layer), m.delta_slot_bytes());
-    copy(m.conv_state(layer), m.conv_slot_bytes());
-  }
+  const MemoryPart states = m.states();
+  const auto n = static_cast<uint32_t>(states.length / kernels::kWordBytes);
+  encoder.set_buffer(0, *states.buffer);
+  encoder.set_value(kParamsIndex,
+                    kernels::CopyParams{.n = n,
+                                        .stride = static_cast<uint32_t>(states.stride / kernels::kWordBytes),
+                                        .from = static_cast<int32_t>(src),
+                                        .to = static_cast<uint32_t>(dst)});
+  std::vector<Access> accesses = {
+      {states.buffer, states.at(static_cast<int>(dst)), states.length, Access::Kind::write}};
+  if (src != backend::kNoState)
+    accesses.push_back({states.buffer, states.at(static_cast<int>(src)), states.length, Access::Kind::read});
+  encoder.dispatch_threadgroups({(n + 255) / 256, 1, 1}, {256, 1, 1}, accesses);
   encoder.end();
   copy_->commit();
 }

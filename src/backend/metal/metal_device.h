@@ -29,6 +29,7 @@ class MetalDevice final : public backend::Device {
   plan::Policy policy(const model::Dims& dims) const override;
   void load(const model::Checkpoint& checkpoint, const backend::Progress& progress) override;
   void reserve(const backend::MemorySpec& memory, const plan::Policy& policy) override;
+  backend::SharedPlaces shared_places(const model::Dims& dims, const plan::Policy& policy) const override;
   std::unique_ptr<backend::Program> compile(plan::Plan plan) override;
   void copy_state(backend::StateSlot src, backend::StateSlot dst) override;
 

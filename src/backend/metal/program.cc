@@ -57,7 +57,9 @@ MetalProgram::Where MetalProgram::where(const Place& place, const Flight& flight
     return Where{&buffer, offset, length};
   };
   const auto offset = static_cast<size_t>(place.offset), bytes = static_cast<size_t>(place.bytes);
-  const auto whole = [&](const Buffer& buffer) { return range(buffer, 0, buffer.length()); };
+  const auto part_of = [&](const MemoryPart& part) {
+    return Where{part.buffer, part.offset, part.length, part.stride, part.count};
+  };
   switch (place.kind) {
     case Place::Kind::scratch:
       return range(scratch(), offset, bytes);
@@ -70,15 +72,15 @@ MetalProgram::Where MetalProgram::where(const Place& place, const Flight& flight
       return range(*w.buffer, w.offset, static_cast<size_t>(w.layout.bytes));
     }
     case Place::Kind::delta_state:
-      return whole(device_.memory().delta_state(place.layer));
+      return part_of(device_.memory().delta_state(place.layer));
     case Place::Kind::conv_state:
-      return whole(device_.memory().conv_state(place.layer));
+      return part_of(device_.memory().conv_state(place.layer));
     case Place::Kind::k_cache:
-      return whole(device_.memory().k_cache(place.layer));
+      return part_of(device_.memory().k_cache(place.layer));
     case Place::Kind::v_cache:
-      return whole(device_.memory().v_cache(place.layer));
+      return part_of(device_.memory().v_cache(place.layer));
     case Place::Kind::token_slots:
-      return whole(device_.memory().token_slots());
+      return range(device_.memory().token_slots(), 0, device_.memory().token_slots().length());
     case Place::Kind::step:
       return range(*flight.step, layout_.offset(place.part), layout_.length(place.part));
   }
@@ -93,7 +95,7 @@ void MetalProgram::encode(Encoder& encoder, const Dispatch& d, const Pipeline& p
   for (const Argument& a : d.arguments) {
     const Where w = where(a.place, flight);
     encoder.set_buffer(a.index, *w.buffer, w.offset);
-    accesses_.push_back({w.buffer, w.offset, w.length, a.access});
+    accesses_.push_back({w.buffer, w.offset, w.length, a.access, w.stride, w.count});
   }
   if (!d.params.empty()) encoder.set_bytes(kParamsIndex, d.params);
   if (d.is_indirect) {
@@ -134,12 +136,17 @@ void MetalProgram::encode(Flight& flight, const std::vector<Group>& run, uint64_
   flight.command_buffer = std::move(commands);
 }
 
+void MetalProgram::check(const StepInputs& inputs) const {
+  backend::check_step(inputs, plan_, device_.memory().spec());
+  LILY_CHECK(plan_.policy.kv == device_.memory().kv_type(), "the plan's KV type is not the one reserved");
+}
+
 void MetalProgram::submit(const StepInputs& inputs) {
   LILY_CHECK(n_submitted_ - n_waited_ < 2, "two steps are in flight already");
   current_ = static_cast<int>(n_submitted_ % 2);
   Flight& flight = flights_[static_cast<size_t>(current_)];
-  backend::check_step(inputs, plan_, device_.memory().spec());
-  flight.size = writer_.write(inputs, *flight.step);
+  check(inputs);
+  flight.size = writer_.write(inputs, device_.memory(), *flight.step);
   flight.signal = ++n_signalled_;
   encode(flight, groups_, flight.signal);
   ++n_submitted_;
@@ -239,8 +246,8 @@ void MetalProgram::write(plan::ValueId id, std::span<const float> data) {
 void MetalProgram::run_ops(const StepInputs& inputs, int first, int last) {
   LILY_CHECK(n_waited_ == n_submitted_, "a step is in flight");
   Flight& flight = flights_[static_cast<size_t>(current_)];
-  backend::check_step(inputs, plan_, device_.memory().spec());
-  flight.size = writer_.write(inputs, *flight.step);
+  check(inputs);
+  flight.size = writer_.write(inputs, device_.memory(), *flight.step);
   encode(flight, groups(plan_, lowered_, first, last), ++n_signalled_);
   finish(flight, n_signalled_);
 }

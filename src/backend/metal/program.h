@@ -42,8 +42,10 @@ class MetalProgram final : public backend::Program {
   struct Where {
     const Buffer* buffer;
     size_t offset, length;
+    size_t stride = 0, count = 1;  // as in Access
   };
 
+  void check(const backend::StepInputs& inputs) const;
   Where where(const Place& place, const Flight& flight) const;
   // Encodes, commits, and raises the event to `signal`.
   void encode(Flight& flight, const std::vector<Group>& groups, uint64_t signal);

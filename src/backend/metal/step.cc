@@ -14,6 +14,12 @@ using kernels::StepSampling;
 using kernels::StepSegment;
 using Part = Place::Part;
 
+namespace {
+
+uint32_t words(size_t bytes) { return static_cast<uint32_t>(bytes / kernels::kWordBytes); }
+
+}  // namespace
+
 StepLayout::StepLayout(const plan::Plan& plan) {
   const auto rows = static_cast<size_t>(plan.shape.rows);
   const auto outputs = static_cast<size_t>(std::max(1, plan.shape.outputs));
@@ -62,7 +68,7 @@ Size3 grid_of(const Dispatch& dispatch, const StepSize& size) {
 StepWriter::StepWriter(const plan::Plan& plan, const StepLayout& layout)
     : plan_(plan), layout_(layout), bytes_(layout.bytes()) {}
 
-StepSize StepWriter::write(const backend::StepInputs& in, Buffer& to) {
+StepSize StepWriter::write(const backend::StepInputs& in, const Memory& memory, Buffer& to) {
   StepSize size{.n_rows = static_cast<uint32_t>(in.tokens.size()),
                 .n_outputs = static_cast<uint32_t>(in.output_rows.size()),
                 .n_segments = static_cast<uint32_t>(in.segments.size()),
@@ -112,7 +118,9 @@ StepSize StepWriter::write(const backend::StepInputs& in, Buffer& to) {
                                    .n_outputs = size.n_outputs,
                                    .n_segments = size.n_segments,
                                    .n_tokens = static_cast<uint32_t>(in.n_tokens),
-                                   .n_query_tiles = size.n_query_tiles};
+                                   .n_query_tiles = size.n_query_tiles,
+                                   .slot_words = words(memory.slot_stride()),
+                                   .block_words = words(memory.block_stride())};
   to.write(0, bytes_);
   return size;
 }

@@ -8,6 +8,7 @@
 #include "backend/backend.h"
 #include "backend/metal/device.h"
 #include "backend/metal/dispatch.h"
+#include "backend/metal/memory.h"
 
 namespace lily::metal {
 
@@ -40,8 +41,8 @@ Size3 grid_of(const Dispatch& dispatch, const StepSize& size);
 class StepWriter {
  public:
   StepWriter(const plan::Plan& plan, const StepLayout& layout);
-  // Of checked inputs (backend/step_checks.h).
-  StepSize write(const backend::StepInputs& inputs, Buffer& to);
+  // Of checked inputs (backend/step_checks.h), for slots and blocks in `memory`.
+  StepSize write(const backend::StepInputs& inputs, const Memory& memory, Buffer& to);
 
  private:
   template <typename T>

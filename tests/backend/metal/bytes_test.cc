@@ -26,9 +26,11 @@ constexpr int kLengths[] = {256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 6553
 constexpr double kShare = 0.02;
 
 // Weights once, states read and written, KV read.
-double ideal_mb(int context) { return 1669.6 + 125.8 + 2.9 + 20480e-6 * context; }
+double ideal_mb(int context, plan::KvType kv) {
+  return 1669.6 + 125.8 + 2.9 + (kv == plan::KvType::int8 ? 10560e-6 : 20480e-6) * context;
+}
 
-plan::Plan decode_plan(const model::Dims& dims, const plan::Policy& policy = metal::default_policy()) {
+plan::Plan decode_plan(const model::Dims& dims, const plan::Policy& policy) {
   return plan::forward(dims,
                        {.phase = plan::Phase::decode,
                         .rows = 1,
@@ -53,79 +55,37 @@ struct Moved {
   }
 };
 
-class Bytes : public testing::Test {
- protected:
-  static void SetUpTestSuite() {
-    metal_ = new test::EmulatedMetal(
-        test::make_emulated_metal(test::wide_checkpoint(), {.traced = true, .keep_counters = true}));
+struct Line;
+
+// The emulated GPU at the real model's widths, with one type of cache.
+class Counting {
+ public:
+  explicit Counting(plan::KvType kv)
+      : metal_(test::make_emulated_metal(test::wide_checkpoint(),
+                                         {.traced = true, .keep_counters = true, .kv = kv})) {
+    policy_.kv = kv;
     fill_memory();
   }
-  static void TearDownTestSuite() { delete metal_; }
 
+  const plan::Policy& policy() const { return policy_; }
+
+  // By kind of op, of the few layers: one step with kContext tokens in the cache.
+  std::map<std::string, Moved> step();
+  // Of one layer's attention as a line over the context.
+  Line line(bool fixed_blocks);
+
+ private:
   static const model::Dims& dims() { return test::wide_checkpoint().dims(); }
-
-  // Small values: what is read is what counts, but NaN would make every expert the eighth.
-  static void fill_memory() {
-    const std::vector<float> state(static_cast<size_t>(dims().delta_state_bytes_per_layer() / 4), 0.01f);
-    const std::vector<float> conv(static_cast<size_t>(3 * dims().conv_channels()), 0.5f);
-    const std::vector<float> kv(static_cast<size_t>(backend::kKvBlockTokens * dims().kv_width()), 0.25f);
-    for (int layer = 0; layer < dims().n_layers; ++layer) {
-      if (dims().mixer(layer) == model::Mixer::delta) {
-        metal_->device->write_delta_state(StateSlot{0}, layer, state);
-        metal_->device->write_conv_state(StateSlot{0}, layer, conv);
-        continue;
-      }
-      for (int block = 0; block < test::kBlocks; ++block)
-        for (const auto which : {Device::Kv::k, Device::Kv::v})
-          metal_->device->write_kv(which, layer, block, backend::kKvBlockTokens, kv);
-    }
-  }
-
+  void fill_memory();
   static test::Inputs inputs(int context) {
     return test::Inputs({{.tokens = {7}, .position = context, .src = StateSlot{0}, .dst = StateSlot{0}}},
                         context / backend::kKvBlockTokens + 1, dims().vocab);
   }
-
-  // By kind of op, of the few layers: one step with kContext tokens in the cache.
-  static std::map<std::string, Moved> step() {
-    const plan::Plan plan = decode_plan(dims());
-    const auto program = metal_->device->compile(plan);
-    metal_->gpu->take_counters();
-    program->submit(inputs(kContext).get());
-    program->wait();
-    const auto counters = metal_->gpu->take_counters();
-    // Dispatches are counted in the order in which they were encoded.
-    std::map<std::string, Moved> kinds;
-    size_t n = 0;
-    const metal::Lowered lowered = metal::lower(plan);
-    for (const metal::Group& group : metal::groups(plan, lowered, 0, static_cast<int>(plan.ops.size())))
-      for (const metal::Group::Item& item : group.items) {
-        const emulator::DispatchCounters& c = counters.at(n++);
-        const auto op = static_cast<size_t>(item.op);
-        EXPECT_EQ(c.kernel, lowered.ops[op].dispatches[static_cast<size_t>(item.dispatch)].kernel);
-        kinds[std::string(plan::kind_name(plan.ops[op]))].add(c);
-      }
-    EXPECT_EQ(n, counters.size());
-    for (const plan::Op& op : plan.ops) kinds[std::string(plan::kind_name(op))].cost += cost_of(plan, op);
-    return kinds;
-  }
-
   // Of one layer's attention, with `context` tokens in the cache.
-  static Moved attention(const plan::Policy& policy, int context) {
-    const plan::Plan plan = decode_plan(dims(), policy);
-    const auto op = std::find_if(plan.ops.begin(), plan.ops.end(), [](const plan::Op& o) {
-      return std::holds_alternative<plan::GatedAttention>(o);
-    });
-    const auto first = static_cast<int>(op - plan.ops.begin());
-    const auto program = metal_->device->compile(plan);
-    metal_->gpu->take_counters();
-    program->run_ops(inputs(context).get(), first, first + 1);
-    Moved moved;
-    for (const emulator::DispatchCounters& c : metal_->gpu->take_counters()) moved.add(c);
-    return moved;
-  }
+  Moved attention(const plan::Policy& policy, int context);
 
-  static inline test::EmulatedMetal* metal_ = nullptr;
+  test::EmulatedMetal metal_;
+  plan::Policy policy_ = metal::default_policy();
 };
 
 // Bytes of one layer's attention as a line over the context.
@@ -138,21 +98,93 @@ struct Line {
   }
 };
 
-TEST_F(Bytes, ATokenMovesItsIdealBytes) {
-  const std::map<std::string, Moved> kinds = step();
-  plan::Policy split = metal::default_policy();
-  split.fixed_blocks_from_context = 1;
-  const auto line_of = [&](const plan::Policy& policy) {
-    const Moved one = attention(policy, kContext / 4), two = attention(policy, kContext / 2),
-                four = attention(policy, kContext);
-    EXPECT_EQ(2 * (two.distinct - one.distinct), four.distinct - two.distinct);
-    EXPECT_EQ(2 * (two.traffic - one.traffic), four.traffic - two.traffic);
-    return Line{four,
-                {.distinct = (four.distinct - two.distinct) * 2 / kContext,
-                 .traffic = (four.traffic - two.traffic) * 2 / kContext}};
-  };
-  const Line general = line_of(metal::default_policy()), fixed_blocks = line_of(split);
-  const plan::Plan real = decode_plan(model::qwen36_35b_a3b());
+// Small values: what is read is what counts, but NaN would make every expert the eighth.
+void Counting::fill_memory() {
+  const std::vector<float> state(static_cast<size_t>(dims().delta_state_bytes_per_layer() / 4), 0.01f);
+  const std::vector<float> conv(static_cast<size_t>(3 * dims().conv_channels()), 0.5f);
+  const std::vector<float> kv(static_cast<size_t>(backend::kKvBlockTokens * dims().kv_width()), 0.25f);
+  for (int layer = 0; layer < dims().n_layers; ++layer) {
+    if (dims().mixer(layer) == model::Mixer::delta) {
+      metal_.device->write_delta_state(StateSlot{0}, layer, state);
+      metal_.device->write_conv_state(StateSlot{0}, layer, conv);
+      continue;
+    }
+    for (int block = 0; block < test::kBlocks; ++block)
+      for (const auto which : {Device::Kv::k, Device::Kv::v})
+        metal_.device->write_kv(which, layer, block, backend::kKvBlockTokens, kv);
+  }
+}
+
+std::map<std::string, Moved> Counting::step() {
+  const plan::Plan plan = decode_plan(dims(), policy_);
+  const auto program = metal_.device->compile(plan);
+  metal_.gpu->take_counters();
+  program->submit(inputs(kContext).get());
+  program->wait();
+  const auto counters = metal_.gpu->take_counters();
+  // Dispatches are counted in the order in which they were encoded.
+  std::map<std::string, Moved> kinds;
+  size_t n = 0;
+  const metal::Lowered lowered = metal::lower(plan);
+  for (const metal::Group& group : metal::groups(plan, lowered, 0, static_cast<int>(plan.ops.size())))
+    for (const metal::Group::Item& item : group.items) {
+      const emulator::DispatchCounters& c = counters.at(n++);
+      const auto op = static_cast<size_t>(item.op);
+      EXPECT_EQ(c.kernel, lowered.ops[op].dispatches[static_cast<size_t>(item.dispatch)].kernel);
+      kinds[std::string(plan::kind_name(plan.ops[op]))].add(c);
+    }
+  EXPECT_EQ(n, counters.size());
+  for (const plan::Op& op : plan.ops) kinds[std::string(plan::kind_name(op))].cost += cost_of(plan, op);
+  return kinds;
+}
+
+Moved Counting::attention(const plan::Policy& policy, int context) {
+  const plan::Plan plan = decode_plan(dims(), policy);
+  const auto op = std::find_if(plan.ops.begin(), plan.ops.end(), [](const plan::Op& o) {
+    return std::holds_alternative<plan::GatedAttention>(o);
+  });
+  const auto first = static_cast<int>(op - plan.ops.begin());
+  const auto program = metal_.device->compile(plan);
+  metal_.gpu->take_counters();
+  program->run_ops(inputs(context).get(), first, first + 1);
+  Moved moved;
+  for (const emulator::DispatchCounters& c : metal_.gpu->take_counters()) moved.add(c);
+  return moved;
+}
+
+Line Counting::line(bool fixed_blocks) {
+  plan::Policy policy = policy_;
+  if (fixed_blocks) policy.fixed_blocks_from_context = 1;
+  const Moved one = attention(policy, kContext / 4), two = attention(policy, kContext / 2),
+              four = attention(policy, kContext);
+  EXPECT_EQ(2 * (two.distinct - one.distinct), four.distinct - two.distinct);
+  EXPECT_EQ(2 * (two.traffic - one.traffic), four.traffic - two.traffic);
+  return Line{four,
+              {.distinct = (four.distinct - two.distinct) * 2 / kContext,
+               .traffic = (four.traffic - two.traffic) * 2 / kContext}};
+}
+
+// Of all lengths, with the bytes of everything but attention in `rest`.
+void expect_ideal(plan::KvType kv, const Moved& rest, const Line& general, const Line& fixed_blocks) {
+  fmt::print("{}: context, MB: ideal, distinct, with repetitions\n", plan::name(kv));
+  for (const int context : kLengths) {
+    const bool is_split = context >= metal::default_policy().fixed_blocks_from_context;
+    const Moved layer = (is_split ? fixed_blocks : general)(context);
+    const int n = model::qwen36_35b_a3b().n_attention_layers();
+    const double distinct = (rest.distinct + n * layer.distinct) * 1e-6,
+                 traffic = (rest.traffic + n * layer.traffic) * 1e-6;
+    fmt::print("{:7} {:9.1f} {:9.1f} {:9.1f}\n", context, ideal_mb(context, kv), distinct, traffic);
+    // What comes on top is no part of the cache: values between ops and partial results.
+    EXPECT_NEAR(distinct, ideal_mb(context, kv), kShare * ideal_mb(context, plan::KvType::bf16)) << context;
+    EXPECT_GT(traffic, distinct);
+  }
+}
+
+TEST(Bytes, ATokenMovesItsIdealBytes) {
+  Counting bf16(plan::KvType::bf16);
+  const std::map<std::string, Moved> kinds = bf16.step();
+  const Line general = bf16.line(false), fixed_blocks = bf16.line(true);
+  const plan::Plan real = decode_plan(model::qwen36_35b_a3b(), bf16.policy());
   constexpr const char* kAttention = "gated_attention";
   EXPECT_EQ(kinds.at(kAttention).distinct, general(kContext).distinct);
   EXPECT_EQ(kinds.at(kAttention).traffic, general(kContext).traffic);
@@ -173,18 +205,15 @@ TEST_F(Bytes, ATokenMovesItsIdealBytes) {
   fmt::print("a token at {} tokens of context, MB: must move, distinct, with repetitions\n", kContext);
   for (const auto& [kind, m] : token)
     fmt::print("{:24} {:9.2f} {:9.2f} {:9.2f}\n", kind, m.cost * 1e-6, m.distinct * 1e-6, m.traffic * 1e-6);
+  expect_ideal(plan::KvType::bf16, rest, general, fixed_blocks);
 
-  fmt::print("context, MB: ideal, distinct, with repetitions\n");
-  for (const int context : kLengths) {
-    const bool is_split = context >= metal::default_policy().fixed_blocks_from_context;
-    const Moved layer = (is_split ? fixed_blocks : general)(context);
-    const int n = model::qwen36_35b_a3b().n_attention_layers();
-    const double distinct = (rest.distinct + n * layer.distinct) * 1e-6,
-                 traffic = (rest.traffic + n * layer.traffic) * 1e-6;
-    fmt::print("{:7} {:9.1f} {:9.1f} {:9.1f}\n", context, ideal_mb(context), distinct, traffic);
-    EXPECT_NEAR(distinct, ideal_mb(context), kShare * ideal_mb(context)) << context;
-    EXPECT_GT(traffic, distinct);
-  }
+  Counting int8(plan::KvType::int8);
+  const Line general_int8 = int8.line(false), fixed_blocks_int8 = int8.line(true);
+  expect_ideal(plan::KvType::int8, rest, general_int8, fixed_blocks_int8);
+  // A key and a value of each KV head, in groups: besides, only the block table grows with the context.
+  const double saved = 2.0 * model::qwen36_35b_a3b().kv_width() * (2 - 66.0 / 64);
+  EXPECT_EQ(general.per_token.distinct - general_int8.per_token.distinct, saved);
+  EXPECT_EQ(fixed_blocks.per_token.distinct - fixed_blocks_int8.per_token.distinct, saved);
 }
 
 }  // namespace

@@ -92,22 +92,30 @@ TeacherForced teacher_forced(metal::MetalDevice& device, const plan::Policy& pol
   return result;
 }
 
-TEST(Golden, TeacherForcedPrefillAgrees) {
-  auto metal = test::make_emulated_metal(test::tiny_checkpoint());
-  const TeacherForced got = teacher_forced(*metal.device, metal::default_policy(), 512);
-  fmt::print("perplexity {:.5f}, same top token at {} of 192\n", got.perplexity, got.same_top);
+class Golden : public testing::TestWithParam<plan::KvType> {
+ protected:
+  test::EmulatedMetal metal_ = test::make_emulated_metal(test::tiny_checkpoint(), {.kv = GetParam()});
+  static plan::Policy policy() {
+    plan::Policy p = metal::default_policy();
+    p.kv = GetParam();
+    return p;
+  }
+};
+
+TEST_P(Golden, TeacherForcedPrefillAgrees) {
+  const TeacherForced got = teacher_forced(*metal_.device, policy(), 512);
+  fmt::print("{}: perplexity {:.5f}, same top token at {} of 192\n", plan::name(GetParam()), got.perplexity,
+             got.same_top);
   EXPECT_NEAR(got.perplexity, 8.9367, 0.005 * 8.9367);
   EXPECT_GE(got.same_top, 184);
 }
 
 // Prefill of the prompt, then steps that feed one another through the token slot, two in flight.
-TEST(Golden, GreedyAnswersAgreeUpToTheFirstNarrowMargin) {
-  auto metal = test::make_emulated_metal(test::tiny_checkpoint());
-  metal::MetalDevice& device = *metal.device;
+TEST_P(Golden, GreedyAnswersAgreeUpToTheFirstNarrowMargin) {
+  metal::MetalDevice& device = *metal_.device;
   const int vocab = test::tiny_checkpoint().dims().vocab;
-  const plan::Policy policy = metal::default_policy();
-  const auto prefill = device.compile(make_plan(Phase::prefill, 128, 1, Ending::greedy, policy, 1024));
-  const auto decode = device.compile(make_plan(Phase::decode, 1, 1, Ending::greedy, policy, 1024));
+  const auto prefill = device.compile(make_plan(Phase::prefill, 128, 1, Ending::greedy, policy(), 1024));
+  const auto decode = device.compile(make_plan(Phase::decode, 1, 1, Ending::greedy, policy(), 1024));
   std::ifstream file(std::string(test::kTinyGoldens) + "/prompts.jsonl");
   int n_prompts = 0, n_tokens = 0;
   for (std::string line; std::getline(file, line);) {
@@ -154,6 +162,9 @@ TEST(Golden, GreedyAnswersAgreeUpToTheFirstNarrowMargin) {
   fmt::print("{} greedy tokens agree\n", n_tokens);
   EXPECT_GT(n_tokens, 30);
 }
+
+INSTANTIATE_TEST_SUITE_P(Types, Golden, testing::Values(plan::KvType::bf16, plan::KvType::int8),
+                         [](const auto& type) { return std::string(plan::name(type.param)); });
 
 }  // namespace
 }  // namespace lily

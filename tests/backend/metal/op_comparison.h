@@ -48,6 +48,7 @@ class Stage {
   metal::MetalDevice& metal() { return *metal_.device; }
   backend::Device& reference() { return *reference_; }
   emulator::EmulatedDevice& gpu() { return *metal_.gpu; }
+  plan::KvType kv() const { return kv_; }
 
   // The first slots and blocks: random values that bf16 represents, where the type is bf16. What no step
   // before has used is NaN on the emulated GPU.
@@ -55,6 +56,7 @@ class Stage {
 
  private:
   const model::Checkpoint& checkpoint_;
+  const plan::KvType kv_;
   EmulatedMetal metal_;
   std::unique_ptr<backend::Device> reference_;
 };
@@ -67,12 +69,13 @@ class OpComparison : public testing::Test {
   static void TearDownTestSuite();
   static Stage& stage() { return *stage_; }
 
-  void compare(const Scene& scene, const plan::Policy& policy, plan::Ending ending = plan::Ending::logits);
+  // With the stage's type of KV cache, whatever the policy's.
+  void compare(const Scene& scene, plan::Policy policy, plan::Ending ending = plan::Ending::logits);
   // What the GPU has launched since, outside of compare(), counts as compared.
   static void note_launched();
 
  private:
-  void compare_cache(const Scene& scene, int layer);
+  void compare_cache(const Scene& scene, int layer, bool same_keys);
   void compare_states(const Scene& scene);
 
   static inline Stage* stage_ = nullptr;

@@ -374,6 +374,105 @@ TEST_F(Ops, DecodeAttentionWithoutPackingOrCoalescing) {
     }
 }
 
+// Attention over a cache of 8-bit groups, and what writes it: the edges of contexts and chunks.
+class EightBitCache : public test::OpComparison {
+ protected:
+  static void SetUpTestSuite() { make_stage({.kv = plan::KvType::int8}); }
+
+  void decode(const std::vector<int>& positions, const Policy& policy, int64_t context) {
+    compare({.name = "decode",
+             .phase = Phase::decode,
+             .positions = positions,
+             .rows = std::vector(positions.size(), 1),
+             .context = context,
+             .compares = is_of_attention},
+            policy);
+  }
+  void prompt(const std::vector<int>& positions, const std::vector<int>& rows, const Policy& policy) {
+    compare({.name = "prompt",
+             .phase = Phase::prefill,
+             .positions = positions,
+             .rows = rows,
+             .context = 128,
+             .compares = is_of_attention},
+            policy);
+  }
+  // Prepared inside attention, by one kernel in front of it, and by one for each of its parts.
+  static std::vector<Policy> preparations() {
+    Policy in_front = metal::default_policy();
+    in_front.decode.qk_in_attention = false;
+    return {metal::default_policy(), in_front, unfused(metal::default_policy())};
+  }
+};
+
+TEST_F(EightBitCache, DecodeOnBothSidesOfTheSwitch) {
+  for (Policy p : preparations())
+    for (const int64_t from : {int64_t{1}, plan::kNever}) {
+      p.fixed_blocks_from_context = from;
+      for (const int position : {0, 1, 30, 31, 32, 33}) decode({position}, p, 256);
+      decode({5, 0, 130}, p, 192);
+    }
+}
+
+TEST_F(EightBitCache, DecodeBehindManyKeys) {
+  for (Policy p : preparations())
+    for (const int64_t from : {int64_t{1}, plan::kNever}) {
+      p.fixed_blocks_from_context = from;
+      for (const int position : {1023, 1024, 2100}) decode({position}, p, 2112);
+    }
+}
+
+TEST_F(EightBitCache, DecodeWithoutPackingOrCoalescing) {
+  using Off = std::vector<plan::Mechanism>;
+  for (const Off& off :
+       {Off{plan::Mechanism::d5}, Off{plan::Mechanism::d6}, Off{plan::Mechanism::d5, plan::Mechanism::d6}})
+    for (const int64_t from : {int64_t{1}, plan::kNever}) {
+      Policy p = metal::default_policy();
+      for (const plan::Mechanism m : off) p = *plan::without(p, m);
+      p.fixed_blocks_from_context = from;
+      decode({1025}, p, 1088);
+      decode({33}, p, 64);
+    }
+}
+
+TEST_F(EightBitCache, PromptsOfOneTileMoreOrLessAndOfRaggedChunks) {
+  for (const Policy& p : {metal::default_policy(), unfused(metal::default_policy())}) {
+    for (const int rows : {1, 5, 9, 16, 17, 31, 32, 33}) prompt({0}, {rows}, p);
+    prompt({17}, {5}, p);
+    prompt({3, 0, 60}, {2, 40, 27}, p);
+    prompt({64, 1}, {1, 35}, p);
+  }
+}
+
+class EightBitSchedules : public test::OpComparison, public testing::WithParamInterface<uint64_t> {
+ protected:
+  void SetUp() override {
+    make_stage({.seed = GetParam(), .kv = plan::KvType::int8}, test::checkpoint_of(model::Storage::q4));
+  }
+};
+
+TEST_P(EightBitSchedules, AttentionIsTheReferences) {
+  Policy split = metal::default_policy();
+  split.fixed_blocks_from_context = 1;
+  for (const Policy& p : {metal::default_policy(), split, unfused(metal::default_policy()), all_off()}) {
+    compare({.name = "decode",
+             .phase = Phase::decode,
+             .positions = {5, 33},
+             .rows = {1, 1},
+             .context = 64,
+             .compares = is_of_attention},
+            p);
+    compare({.name = "prefill",
+             .phase = Phase::prefill,
+             .positions = {1, 0},
+             .rows = {1, 17},
+             .context = 64,
+             .compares = is_of_attention},
+            p);
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Seeds, EightBitSchedules, testing::Range<uint64_t>(1, 11));
+
 // No op stands for a copy of a state slot (steps_test has it), and the vocabularies here are ranked in one
 // round (vocabulary_test and head_test have longer ones).
 const testing::Environment* const kEveryKernel = testing::AddGlobalTestEnvironment(

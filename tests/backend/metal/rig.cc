@@ -44,8 +44,14 @@ EmulatedMetal make_emulated_metal(const model::Checkpoint& checkpoint, const Emu
       std::make_unique<metal::MetalDevice>(std::move(gpu), "metal-emulated", metal::lily_metal_kernels,
                                            metal::lily_metal_tensor_kernels, options.tensor_ops, 600'000);
   metal.device->load(checkpoint, {});
-  metal.device->reserve({.n_state_slots = kSlots, .n_kv_blocks = kBlocks, .n_token_slots = 8},
-                        metal.device->policy(checkpoint.dims()));
+  plan::Policy policy = metal.device->policy(checkpoint.dims());
+  policy.kv = options.kv;
+  backend::MemorySpec memory{.n_state_slots = kSlots, .n_kv_blocks = kBlocks, .n_token_slots = 8};
+  if (options.shared_places) {
+    memory.shared_places = true;
+    memory.n_kv_blocks = kSlots * metal.device->shared_places(checkpoint.dims(), policy).blocks_per_state;
+  }
+  metal.device->reserve(memory, policy);
   return metal;
 }
 

@@ -33,8 +33,11 @@ struct EmulatedOptions {
   int max_delay_us = 0;
   bool keep_counters = false, keep_accesses = false;
   bool tensor_ops = false;  // a chip with matrix units, as M5
+  plan::KvType kv = plan::KvType::bf16;
+  bool shared_places = false;
   emulator::Options::OnFinding on_finding = emulator::Options::OnFinding::fail;
 };
+// With shared places there are as many of them as states.
 EmulatedMetal make_emulated_metal(const model::Checkpoint& checkpoint, const EmulatedOptions& options = {});
 
 // lily-tiny, opened once a process.
@@ -83,6 +86,7 @@ class Inputs {
   }
   std::vector<backend::Sampling>& sampling() { return sampling_; }
   std::vector<backend::Segment>& segments() { return segments_; }
+  std::vector<int32_t>& blocks() { return blocks_; }
   int n_rows() const { return static_cast<int>(tokens_.size()); }
   int n_outputs() const { return static_cast<int>(output_rows_.size()); }
 

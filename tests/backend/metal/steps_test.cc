@@ -1,12 +1,16 @@
 // Whole steps on the emulated GPU: what is encoded, what schedules may change, and what a missing barrier
 // does.
 #include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
+#include <tuple>
 
 #include "backend/metal/lower.h"
 #include "tests/backend/metal/rig.h"
+#include "tests/support/error_of.h"
 
 namespace lily {
 namespace {
@@ -25,32 +29,42 @@ model::Dims half_tiny() {
 }
 
 plan::Plan make_plan(Phase phase, int rows, const Policy& policy, Ending ending = Ending::logits,
-                     int64_t context = 128) {
-  return plan::forward(half_tiny(),
-                       {.phase = phase, .rows = rows, .outputs = 1, .context = context, .ending = ending},
-                       policy);
+                     int64_t context = 128, const model::Dims& dims = half_tiny()) {
+  return plan::forward(
+      dims, {.phase = phase, .rows = rows, .outputs = 1, .context = context, .ending = ending}, policy);
 }
 
-Inputs one_sequence(std::vector<int32_t> tokens, int position) {
-  return Inputs({{.tokens = std::move(tokens),
+// Where a sequence is.
+struct Places {
+  StateSlot state{0};
+  std::vector<int32_t> blocks = {1, 0};
+};
+
+Inputs one_sequence(std::vector<int32_t> tokens, int position, const Places& at = {},
+                    const model::Dims& dims = half_tiny()) {
+  Inputs inputs({{.tokens = std::move(tokens),
                   .position = position,
-                  .src = position == 0 ? backend::kNoState : StateSlot{0},
-                  .dst = StateSlot{0}}},
-                2, half_tiny().vocab, false);
+                  .src = position == 0 ? backend::kNoState : at.state,
+                  .dst = at.state}},
+                2, dims.vocab, false);
+  inputs.blocks() = at.blocks;
+  return inputs;
 }
 
 // Logits after a prompt, and after each of three more tokens.
-std::vector<float> logits_of(metal::MetalDevice& device, const Policy& policy, int prompt_rows) {
+std::vector<float> logits_of(metal::MetalDevice& device, const Policy& policy, int prompt_rows,
+                             const Places& at = {}, const model::Dims& dims = half_tiny()) {
   std::vector<float> all;
   const auto run = [&](backend::Program& program, std::vector<int32_t> tokens, int position) {
-    const Inputs inputs = one_sequence(std::move(tokens), position);
+    const Inputs inputs = one_sequence(std::move(tokens), position, at, dims);
     program.submit(inputs.get());
     const auto logits = program.wait().logits;
     all.insert(all.end(), logits.begin(), logits.end());
   };
-  const auto prefill = device.compile(make_plan(Phase::prefill, prompt_rows, policy));
-  const auto decode = device.compile(make_plan(Phase::decode, 1, policy));
-  run(*prefill, test::random_tokens(prompt_rows, half_tiny().vocab, 3), 0);
+  const auto prefill =
+      device.compile(make_plan(Phase::prefill, prompt_rows, policy, Ending::logits, 128, dims));
+  const auto decode = device.compile(make_plan(Phase::decode, 1, policy, Ending::logits, 128, dims));
+  run(*prefill, test::random_tokens(prompt_rows, dims.vocab, 3), 0);
   for (int i = 0; i < 3; ++i) run(*decode, {100 + i}, prompt_rows + i);
   return all;
 }
@@ -132,9 +146,20 @@ TEST(Steps, CountsAreThoseOfLayersAndEnds) {
     }
 }
 
-TEST(Steps, MechanismsThatOnlyRearrangeWorkChangeNoBit) {
-  auto metal = test::make_emulated_metal(test::tiny_checkpoint());
-  const Policy policy = metal::default_policy();
+TEST(Steps, WhatNoBufferHoldsIsRefusedBeforeAnythingIsLost) {
+  auto metal = test::make_emulated_metal(test::small_checkpoint());
+  const backend::MemorySpec too_much{.n_state_slots = 1, .n_kv_blocks = 80'000, .n_token_slots = 1};
+  EXPECT_THAT(test::error_of([&] { metal.device->reserve(too_much, metal::default_policy()); }),
+              testing::AllOf(testing::HasSubstr("at most 4.3 GB"), testing::HasSubstr("shorter context")));
+  EXPECT_EQ(metal.device->memory().spec().n_kv_blocks, test::kBlocks);
+}
+
+class StepsWithCache : public testing::TestWithParam<plan::KvType> {};
+
+TEST_P(StepsWithCache, MechanismsThatOnlyRearrangeWorkChangeNoBit) {
+  auto metal = test::make_emulated_metal(test::tiny_checkpoint(), {.kv = GetParam()});
+  Policy policy = metal::default_policy();
+  policy.kv = GetParam();
   const std::vector<float> expected = logits_of(*metal.device, policy, 20);
   EXPECT_EQ(logits_of(*metal.device, policy, 20), expected) << "a second run";
   for (const Mechanism m : {Mechanism::p2, Mechanism::d2, Mechanism::d3, Mechanism::d5, Mechanism::d6})
@@ -147,14 +172,104 @@ TEST(Steps, MechanismsThatOnlyRearrangeWorkChangeNoBit) {
         << plan::name(m) << ", fixed blocks";
 }
 
-TEST(Steps, SchedulesChangeNoBit) {
-  auto metal = test::make_emulated_metal(test::tiny_checkpoint());
-  const std::vector<float> expected = logits_of(*metal.device, metal::default_policy(), 20);
+TEST_P(StepsWithCache, SchedulesChangeNoBit) {
+  auto metal = test::make_emulated_metal(test::tiny_checkpoint(), {.kv = GetParam()});
+  Policy policy = metal::default_policy();
+  policy.kv = GetParam();
+  const std::vector<float> expected = logits_of(*metal.device, policy, 20);
   for (const uint64_t seed : {1, 2, 3}) {
-    auto shuffled = test::make_emulated_metal(test::tiny_checkpoint(), {.seed = seed});
-    EXPECT_EQ(logits_of(*shuffled.device, metal::default_policy(), 20), expected) << "seed " << seed;
+    auto shuffled = test::make_emulated_metal(test::tiny_checkpoint(), {.seed = seed, .kv = GetParam()});
+    EXPECT_EQ(logits_of(*shuffled.device, policy, 20), expected) << "seed " << seed;
   }
 }
+
+// A state in one place and blocks in others: the numbers are those of states and blocks apart, whatever was
+// in their places before, and what lies in the places around stays as it is.
+TEST_P(StepsWithCache, StatesAndBlocksShareTheirPlaces) {
+  using Kv = backend::Device::Kv;
+  constexpr int kRows = 9;               // of a prompt that the kernels for many rows read
+  constexpr float kKept = 127.0f / 256;  // which 8 bits hold as well
+  constexpr float kStale = std::numeric_limits<float>::quiet_NaN();
+  const model::Dims dims = test::small_checkpoint().dims();
+  Policy policy = metal::default_policy();
+  policy.kv = GetParam();
+  Policy unfused = *plan::without(policy, Mechanism::p4);
+  unfused.prefill = unfused.decode = {};
+  auto apart = test::make_emulated_metal(test::small_checkpoint(), {.kv = GetParam()});
+  auto shared =
+      test::make_emulated_metal(test::small_checkpoint(), {.kv = GetParam(), .shared_places = true});
+  metal::MetalDevice& d = *shared.device;
+  const backend::SharedPlaces places = d.shared_places(dims, policy);
+  const int n = places.blocks_per_state;
+  ASSERT_GT(n, 2);
+  EXPECT_EQ(places.most_bytes, static_cast<int64_t>(shared.gpu->limits().max_buffer_length));
+
+  const auto delta_of = [&](float v) {
+    return std::vector<float>(static_cast<size_t>(dims.delta_state_bytes_per_layer() / 4), v);
+  };
+  const auto conv_of = [&](float v) {
+    return std::vector<float>(static_cast<size_t>(3 * dims.conv_channels()), v);
+  };
+  const auto kv_of = [&](float v) {
+    return std::vector<float>(static_cast<size_t>(backend::kKvBlockTokens * dims.kv_width()), v);
+  };
+  // The whole of a place as a state, and as blocks.
+  const auto write_state = [&](int place, float v) {
+    for (int layer = 0; layer < dims.n_layers; ++layer) {
+      if (dims.mixer(layer) != model::Mixer::delta) continue;
+      d.write_delta_state(StateSlot{place}, layer, delta_of(v));
+      d.write_conv_state(StateSlot{place}, layer, conv_of(v));
+    }
+  };
+  const auto write_blocks = [&](int place, float v) {
+    for (int layer = 0; layer < dims.n_layers; ++layer)
+      for (int b = place * n; dims.mixer(layer) == model::Mixer::attention && b < (place + 1) * n; ++b)
+        for (const Kv which : {Kv::k, Kv::v}) d.write_kv(which, layer, b, backend::kKvBlockTokens, kv_of(v));
+  };
+  const auto expect_state = [&](int place, float v) {
+    for (int layer = 0; layer < dims.n_layers; ++layer) {
+      if (dims.mixer(layer) != model::Mixer::delta) continue;
+      EXPECT_EQ(d.read_delta_state(StateSlot{place}, layer), delta_of(v)) << place << ", layer " << layer;
+      EXPECT_EQ(d.read_conv_state(StateSlot{place}, layer), conv_of(v)) << place << ", layer " << layer;
+    }
+  };
+  const auto expect_blocks = [&](int place, float v, const std::vector<int32_t>& used) {
+    for (int layer = 0; layer < dims.n_layers; ++layer)
+      for (int b = place * n; dims.mixer(layer) == model::Mixer::attention && b < (place + 1) * n; ++b)
+        for (const Kv which : {Kv::k, Kv::v})
+          if (std::find(used.begin(), used.end(), b) == used.end())
+            EXPECT_EQ(d.read_kv(which, layer, b, backend::kKvBlockTokens), kv_of(v)) << b;
+  };
+
+  // States and blocks take turns in the places in the middle.
+  for (const auto& [p, state, blocks] : {std::tuple(policy, 1, 3), {policy, 3, 1}, {unfused, 1, 3}}) {
+    const std::vector<float> expected = logits_of(*apart.device, p, kRows, {}, dims);
+    write_state(blocks, kStale);
+    write_blocks(state, kStale);
+    write_state(0, 3);
+    write_blocks(2, kKept);
+    write_state(4, 5);
+    const Places at{StateSlot{state}, {(blocks + 1) * n - 1, blocks * n}};
+    EXPECT_EQ(logits_of(d, p, kRows, at, dims), expected);
+    expect_state(0, 3);
+    expect_blocks(2, kKept, {});
+    expect_state(4, 5);
+    // A copy takes no more than the state, and a state is not longer than its place.
+    d.copy_state(StateSlot{4}, StateSlot{state});
+    expect_state(state, 5);
+    expect_blocks(2, kKept, {});
+    expect_state(0, 3);
+  }
+  // Blocks beside those of the sequence, in the place that a state had.
+  write_state(3, kStale);
+  write_blocks(3, kKept);
+  const Places at{StateSlot{1}, {3 * n + 1, 3 * n}};
+  EXPECT_EQ(logits_of(d, policy, kRows, at, dims), logits_of(*apart.device, policy, kRows, {}, dims));
+  expect_blocks(3, kKept, at.blocks);
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, StepsWithCache, testing::Values(plan::KvType::bf16, plan::KvType::int8),
+                         [](const auto& type) { return std::string(plan::name(type.param)); });
 
 // Tokens go from step to step through the GPU's slots while two steps are in flight, whatever the delays.
 TEST(Steps, TwoStepsInFlightGiveTheTokensOfOneAtATime) {
@@ -212,16 +327,23 @@ TEST(Steps, StateSlotsAreCopiedAndReadBackInTheirCanonicalLayout) {
 struct TracedStep {
   Phase phase;
   int rows;
+  plan::KvType kv = plan::KvType::bf16;
+  bool shared_places = false;
 };
 
 class Traced : public testing::TestWithParam<TracedStep> {};
 
 TEST_P(Traced, AStepHasNoFindings) {
-  auto metal = test::make_emulated_metal(
-      test::tiny_checkpoint(),
-      {.traced = true, .seed = 4, .on_finding = emulator::Options::OnFinding::nothing});
-  const auto [phase, rows] = GetParam();
-  const auto program = metal.device->compile(make_plan(phase, rows, metal::default_policy(), Ending::greedy));
+  auto metal = test::make_emulated_metal(test::tiny_checkpoint(),
+                                         {.traced = true,
+                                          .seed = 4,
+                                          .kv = GetParam().kv,
+                                          .shared_places = GetParam().shared_places,
+                                          .on_finding = emulator::Options::OnFinding::nothing});
+  const auto [phase, rows, kv, shared_places] = GetParam();
+  Policy policy = metal::default_policy();
+  policy.kv = kv;
+  const auto program = metal.device->compile(make_plan(phase, rows, policy, Ending::greedy));
   program->submit(one_sequence(test::random_tokens(rows, 8000, 1), 0).get());
   program->wait();
   for (const auto& finding : metal.gpu->findings())
@@ -229,7 +351,9 @@ TEST_P(Traced, AStepHasNoFindings) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Phases, Traced,
-                         testing::Values(TracedStep{Phase::decode, 1}, TracedStep{Phase::prefill, 9}));
+                         testing::Values(TracedStep{Phase::decode, 1}, TracedStep{Phase::prefill, 9},
+                                         TracedStep{Phase::decode, 1, plan::KvType::int8, true},
+                                         TracedStep{Phase::prefill, 9, plan::KvType::int8, true}));
 
 }  // namespace
 }  // namespace lily

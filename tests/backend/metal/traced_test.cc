@@ -26,8 +26,9 @@ class TracedOps : public test::OpComparison {
  protected:
   using Compares = std::function<bool(const plan::Op&)>;
 
-  static void make(const model::Checkpoint& checkpoint, bool tensor_ops = false) {
-    make_stage({.traced = true, .seed = 3, .tensor_ops = tensor_ops}, checkpoint);
+  static void make(const model::Checkpoint& checkpoint, bool tensor_ops = false,
+                   plan::KvType kv = plan::KvType::bf16) {
+    make_stage({.traced = true, .seed = 3, .tensor_ops = tensor_ops, .kv = kv}, checkpoint);
   }
   static Policy policy() { return stage().metal().policy(stage().dims()); }
   static Policy unfused(Policy p) {
@@ -39,8 +40,8 @@ class TracedOps : public test::OpComparison {
     return p;
   }
 
-  // But for the mixers' projections, of up to 25 million weights, and a head of the real vocabulary: their
-  // kernels are those of the router, the shared expert and a short head.
+  // But for the mixers' projections, of up to 25 million weights, which projections() has, and a head of the
+  // real vocabulary.
   static bool is_small(const plan::Op& op) {
     constexpr int64_t kMostWeights = int64_t{2} * 512 * 2048;
     if (!std::holds_alternative<plan::Linear>(op) && !std::holds_alternative<plan::NormLinear>(op) &&
@@ -72,7 +73,8 @@ class TracedOps : public test::OpComparison {
             p);
   }
   // One row behind many keys, and three sequences.
-  void decode(const Policy& p, int n_layers) {
+  void decode(const Policy& p, int n_layers, const Compares& compares = is_small,
+              Scene::Only only = Scene::Only::new_kernels) {
     for (const std::vector<int>& positions : {std::vector<int>{1099}, std::vector<int>{5, 0, 1099}})
       compare({.name = "decode",
                .phase = Phase::decode,
@@ -80,11 +82,22 @@ class TracedOps : public test::OpComparison {
                .rows = std::vector(positions.size(), 1),
                .context = 1100,
                .expert = [](int64_t, int k) { return k + 2; },
-               .compares = is_small,
-               .only = Scene::Only::new_kernels,
+               .compares = compares,
+               .only = only,
                .end_tokens = true,
                .n_layers = n_layers},
               p);
+  }
+
+  // The mixers' projections, each one once at its own width for one row, three and forty.
+  void projections() {
+    const auto is_projection = [](const plan::Op& op) {
+      return !is_small(op) && !test::is_of_vocabulary(op);
+    };
+    for (const Policy& p : {policy(), unfused(policy())}) {
+      decode(p, 4, is_projection, Scene::Only::new_shapes);
+      prompt(p, 40, 4, is_projection, Scene::Only::new_shapes);
+    }
   }
 
   // The trace of a value takes thirty times its memory: one expanded weight of one layer.
@@ -134,6 +147,7 @@ TEST_F(TracedWidths, APromptIsClean) {
   prompt(unfused(policy()), 9, 4);
 }
 TEST_F(TracedWidths, EveryKernelIsClean) { every_kernel(4); }
+TEST_F(TracedWidths, ProjectionsAreClean) { projections(); }
 TEST_F(TracedWidths, ACopyOfAStateSlotIsClean) {
   constexpr int kLayer = 0;
   backend::Device& d = stage().metal();
@@ -145,6 +159,24 @@ TEST_F(TracedWidths, ACopyOfAStateSlotIsClean) {
   EXPECT_EQ(d.read_delta_state(backend::StateSlot{5}, kLayer), state);
   EXPECT_EQ(d.read_conv_state(backend::StateSlot{5}, kLayer), conv);
   note_launched();
+}
+
+// What reads or writes a cache of 8-bit groups.
+class TracedEightBitCache : public TracedOps {
+ protected:
+  static void SetUpTestSuite() { make(test::wide_checkpoint_of(Storage::q4), false, plan::KvType::int8); }
+};
+TEST_F(TracedEightBitCache, EveryKernelIsClean) {
+  Policy in_front = policy();
+  in_front.decode.qk_in_attention = false;
+  for (const Policy& p : {policy(), in_front, unfused(policy()), *plan::without(policy(), Mechanism::d5),
+                          *plan::without(policy(), Mechanism::d6),
+                          *plan::without(*plan::without(policy(), Mechanism::d5), Mechanism::d6)}) {
+    decode(p, 4);
+    decode(fixed_blocks(p), 4);
+  }
+  prompt(policy(), 40, 4);
+  prompt(unfused(policy()), 9, 4);
 }
 
 class TracedTensorWidths : public TracedOps {
@@ -166,6 +198,8 @@ using TracedUnquantisedOnTensorOps = TracedStorage<Storage::bf16, true>;
 TEST_F(TracedEightBits, EveryKernelIsClean) { every_kernel(); }
 TEST_F(TracedEightBitsOnTensorOps, EveryKernelIsClean) { every_kernel(); }
 TEST_F(TracedUnquantised, EveryKernelIsClean) { every_kernel(); }
+TEST_F(TracedEightBits, ProjectionsAreClean) { projections(); }
+TEST_F(TracedUnquantised, ProjectionsAreClean) { projections(); }
 TEST_F(TracedUnquantisedOnTensorOps, EveryKernelIsClean) { every_kernel(); }
 
 // The real vocabulary: rows of the embedding from its first to its last, the head of a decoded token, and

@@ -1,23 +1,16 @@
 // What the attention kernels share.
 //
-// KV of a layer: K and V each [block][KV head][64 tokens][256] bf16; the block table gives a segment's
-// blocks. Rotation (8): the angle position * theta^(-2 i / 64) is taken modulo a turn in 64-bit integers, so
-// that it is exact to 2^-24 of a turn at any position.
+// The block table gives a segment's blocks; their layout: kv_cache.h. Rotation (8): the angle position *
+// theta^(-2 i / 64) is taken modulo a turn in 64-bit integers, so that it is exact to 2^-24 of a turn at any
+// position.
 #ifndef LILY_METAL_ATTENTION_H
 #define LILY_METAL_ATTENTION_H
 
-#include "quantised.h"
+#include "kv_cache.h"
 
 constant constexpr float kLowest = -3.0e38f;  // finite: masks must survive fast math
 constant constexpr float kScoreScale = 0.0625f;
-constant constexpr uint kLaneDims = 8;  // of a head, for each lane of a simdgroup
 constant constexpr uint kPreparedValues = (kPackedHeads + 1) * kAttentionHead;  // queries and a key
-
-inline ulong cache_index(device const uint* blocks, uint first_block, uint position, uint kv_head,
-                         uint n_kv_heads) {
-  const ulong block = blocks[first_block + position / kCacheTokens];
-  return ((block * n_kv_heads + kv_head) * kCacheTokens + position % kCacheTokens) * kAttentionHead;
-}
 
 // Cosine and sine of the rotation of a pair.
 inline float2 rotation(ulong turns, uint position) {
@@ -47,17 +40,6 @@ inline void norm_rotate(device const bfloat* x, device const float* w, constant 
   }
 }
 
-// The lane's 8 values of a cache row. Coalesced: one 16-byte read, adjacent lanes adjacent bytes (D5); else
-// its ablation, 2-byte reads 16 bytes apart.
-template <bool kCoalesced>
-inline void load_cache(device const bfloat* row, uint lane, thread float* out) {
-  if (kCoalesced) {
-    unpack_bf16(*(device const uint4*)(row + lane * kLaneDims), out);
-  } else {
-    for (uint i = 0; i < kLaneDims; ++i) out[i] = float(row[lane * kLaneDims + i]);
-  }
-}
-
 // Running softmax of kHeads query heads over the keys that one simdgroup sees, one after another.
 template <int kHeads>
 struct Running {
@@ -83,16 +65,16 @@ struct Running {
 };
 
 // Keys first, first + step, ... below end for the kHeads heads whose scaled queries are in q.
-template <int kHeads, bool kCoalesced>
-inline void scan_keys(device const bfloat* k_cache, device const bfloat* v_cache, device const uint* blocks,
-                      uint first_block, uint kv_head, uint n_kv_heads, uint first, uint step, uint end,
+template <int kHeads, bool kCoalesced, int kKvBits>
+inline void scan_keys(device const uchar* k_cache, device const uchar* v_cache, device const uint* blocks,
+                      uint first_block, uint kv_head, uint block_words, uint first, uint step, uint end,
                       uint lane, thread const float* q, thread Running<kHeads>& running) {
   for (uint key = first; key < end; key += step) {
-    const ulong at = cache_index(blocks, first_block, key, kv_head, n_kv_heads);
+    const ulong plane = plane_at<kKvBits>(blocks, first_block, key, kv_head, block_words);
     float k[8];
     float v[8];
-    load_cache<kCoalesced>(k_cache + at, lane, k);
-    load_cache<kCoalesced>(v_cache + at, lane, v);
+    load_cached<kKvBits, kCoalesced>(k_cache + plane, key % kCacheTokens, lane, k);
+    load_cached<kKvBits, kCoalesced>(v_cache + plane, key % kCacheTokens, lane, v);
     for (uint h = 0; h < uint(kHeads); ++h) {
       float dot = 0.0f;
       for (uint i = 0; i < kLaneDims; ++i) dot = fma(q[h * kLaneDims + i], k[i], dot);
@@ -110,9 +92,9 @@ inline void load_queries(device const bfloat* q, uint lane, thread float* out) {
 }
 
 // Queries of kHeads heads from first_head on, and the key of the row, normalised and rotated, by simdgroups 0
-// .. kHeads: prepared [kHeads + 1][256], rounded as their values would be. `row` is the row before
-// preparation. The whole threadgroup calls it.
-template <int kHeads>
+// .. kHeads: prepared [kHeads + 1][256], rounded as their values would be, the key as the cache will hold it.
+// `row` is the row before preparation. The whole threadgroup calls it.
+template <int kHeads, int kKvBits>
 inline void prepare_row(device const bfloat* row, device const float* q_norm, device const float* k_norm,
                         constant AttentionParams& p, uint position, uint first_head, uint kv_head, uint sg,
                         uint lane, threadgroup float* prepared) {
@@ -122,18 +104,20 @@ inline void prepare_row(device const bfloat* row, device const float* q_norm, de
     norm_rotate(row + (is_key ? p.k_first + kv_head * kAttentionHead
                               : p.gate_first + (first_head + sg) * 2 * kAttentionHead),
                 is_key ? k_norm : q_norm, p.turns, position, lane, values);
-    for (uint i = 0; i < kLaneDims; ++i)
-      prepared[sg * kAttentionHead + lane * kLaneDims + i] = float(bfloat(values[i]));
+    if (is_key) as_cached<kKvBits>(values);
+    else as_cached<16>(values);
+    for (uint i = 0; i < kLaneDims; ++i) prepared[sg * kAttentionHead + lane * kLaneDims + i] = values[i];
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 
 // The row's own key and value, which other threadgroups may only just be writing to the cache.
-template <int kHeads>
+template <int kHeads, int kKvBits>
 inline void add_own(threadgroup const float* prepared, device const bfloat* v, uint lane,
                     thread const float* q, thread Running<kHeads>& running) {
   float values[8];
   unpack_bf16(*(device const uint4*)(v + lane * kLaneDims), values);
+  as_cached<kKvBits>(values);
   for (uint h = 0; h < uint(kHeads); ++h) {
     float dot = 0.0f;
     for (uint i = 0; i < kLaneDims; ++i)
@@ -149,13 +133,14 @@ inline void prepared_queries(threadgroup const float* prepared, uint lane, threa
       out[h * kLaneDims + i] = prepared[h * kAttentionHead + lane * kLaneDims + i] * kScoreScale;
 }
 
-// The append: by one simdgroup.
-inline void append(threadgroup const float* key, device const bfloat* v, device bfloat* k_cache,
-                   device bfloat* v_cache, ulong to, uint lane) {
-  for (uint i = 0; i < kLaneDims; ++i) {
-    k_cache[to + lane * kLaneDims + i] = bfloat(key[lane * kLaneDims + i]);
-    v_cache[to + lane * kLaneDims + i] = v[lane * kLaneDims + i];
-  }
+// The append: by one simdgroup. `plane` is where the planes begin, in K as in V.
+template <int kKvBits>
+inline void append(threadgroup const float* key, device const bfloat* v, device uchar* k_cache,
+                   device uchar* v_cache, ulong plane, uint token, uint lane) {
+  float values[8];
+  for (uint i = 0; i < kLaneDims; ++i) values[i] = key[lane * kLaneDims + i];
+  store_cached<kKvBits>(k_cache + plane, token, lane, values);
+  store_cached<kKvBits>(v_cache + plane, token, lane, v);
 }
 
 // The result of one head from the simdgroups of the threadgroup, in their order: memory holds

@@ -3,11 +3,14 @@
 #include "attention_blocks.h"
 #include "attention_decode.h"
 
-#define INSTANTIATE(heads, coalesced, name)                                        \
-  template [[host_name("attention_decode_" name)]] [[kernel]]                      \
-  decltype(attention_decode<heads, coalesced>) attention_decode<heads, coalesced>; \
-  template [[host_name("attention_part_" name)]] [[kernel]]                        \
-  decltype(attention_part<heads, coalesced>) attention_part<heads, coalesced>;
-INSTANTIATE(1, true, "one_head")
-INSTANTIATE(4, false, "strided")
-INSTANTIATE(1, false, "one_head_strided")
+#define INSTANTIATE(heads, coalesced, bits, name)                                              \
+  template [[host_name("attention_decode_" name)]] [[kernel]]                                  \
+  decltype(attention_decode<heads, coalesced, bits>) attention_decode<heads, coalesced, bits>; \
+  template [[host_name("attention_part_" name)]] [[kernel]]                                    \
+  decltype(attention_part<heads, coalesced, bits>) attention_part<heads, coalesced, bits>;
+INSTANTIATE(1, true, 16, "one_head")
+INSTANTIATE(4, false, 16, "strided")
+INSTANTIATE(1, false, 16, "one_head_strided")
+INSTANTIATE(1, true, 8, "one_head_int8")
+INSTANTIATE(4, false, 8, "strided_int8")
+INSTANTIATE(1, false, 8, "one_head_strided_int8")

@@ -12,10 +12,10 @@
 constant constexpr uint kPartSimdgroups = 8;
 constant constexpr uint kPartValues = kAttentionHead + 2;
 
-template <int kHeads, bool kCoalesced>
+template <int kHeads, bool kCoalesced, int kKvBits>
 [[kernel]] void attention_part(
     device const bfloat* q [[buffer(0)]], device float* partial [[buffer(1)]],
-    device bfloat* k_cache [[buffer(2)]], device bfloat* v_cache [[buffer(3)]],
+    device uchar* k_cache [[buffer(2)]], device uchar* v_cache [[buffer(3)]],
     device const bfloat* gate [[buffer(4)]], device const float* q_norm [[buffer(5)]],
     device const float* k_norm [[buffer(6)]], constant AttentionParams& p [[buffer(20)]],
     device const uint* blocks [[buffer(27)]], device const StepSegment* segments [[buffer(28)]],
@@ -39,21 +39,22 @@ template <int kHeads, bool kCoalesced>
   device const bfloat* row = gate + ulong(t) * p.gate_stride;  // with prepares: before preparation
   float queries[kHeads * 8];
   if (p.prepares != 0) {
-    prepare_row<kHeads>(row, q_norm, k_norm, p, position, first_head, kv_head, sg, lane, prepared);
+    prepare_row<kHeads, kKvBits>(row, q_norm, k_norm, p, position, first_head, kv_head, sg, lane, prepared);
     prepared_queries<kHeads>(prepared, lane, queries);
     if (has_own && sg == 0 && first_head % (p.n_q_heads / p.n_kv_heads) == 0)
-      append(prepared + kHeads * kAttentionHead, row + p.v_first + kv_head * kAttentionHead, k_cache, v_cache,
-             cache_index(blocks, first_block, position, kv_head, p.n_kv_heads), lane);
+      append<kKvBits>(prepared + kHeads * kAttentionHead, row + p.v_first + kv_head * kAttentionHead, k_cache,
+                      v_cache, plane_at<kKvBits>(blocks, first_block, position, kv_head, step.block_words),
+                      position % kCacheTokens, lane);
   } else {
     load_queries<kHeads>(q + ulong(t) * p.q_stride + first_head * kAttentionHead, lane, queries);
   }
   Running<kHeads> running;
   running.clear();
-  scan_keys<kHeads, kCoalesced>(k_cache, v_cache, blocks, first_block, kv_head, p.n_kv_heads, first_key + sg,
-                                kPartSimdgroups, min(has_own ? position : n_keys, first_key + kSplitTokens),
-                                lane, queries, running);
+  scan_keys<kHeads, kCoalesced, kKvBits>(
+      k_cache, v_cache, blocks, first_block, kv_head, step.block_words, first_key + sg, kPartSimdgroups,
+      min(has_own ? position : n_keys, first_key + kSplitTokens), lane, queries, running);
   if (has_own && (position - first_key) % kPartSimdgroups == sg)
-    add_own<kHeads>(prepared, row + p.v_first + kv_head * kAttentionHead, lane, queries, running);
+    add_own<kHeads, kKvBits>(prepared, row + p.v_first + kv_head * kAttentionHead, lane, queries, running);
   for (uint h = 0; h < uint(kHeads); ++h) {
     for (uint i = 0; i < kLaneDims; ++i) memory[sg * kAttentionHead + lane * kLaneDims + i] = running.o[h][i];
     if (lane == 0) {

@@ -2,9 +2,13 @@
 #include "attention_blocks.h"
 #include "attention_decode.h"
 
-template [[host_name(
-    "attention_decode")]] [[kernel]] decltype(attention_decode<4, true>) attention_decode<4, true>;
-template [[host_name("attention_part")]] [[kernel]] decltype(attention_part<4, true>) attention_part<4, true>;
+#define INSTANTIATE(bits, name)                                              \
+  template [[host_name("attention_decode" name)]] [[kernel]]                 \
+  decltype(attention_decode<4, true, bits>) attention_decode<4, true, bits>; \
+  template [[host_name("attention_part" name)]] [[kernel]]                   \
+  decltype(attention_part<4, true, bits>) attention_part<4, true, bits>;
+INSTANTIATE(16, "")
+INSTANTIATE(8, "_int8")
 
 [[kernel]] void attention_merge(device const float* partial [[buffer(0)]], device bfloat* y [[buffer(1)]],
                                 device const bfloat* gate [[buffer(4)]],

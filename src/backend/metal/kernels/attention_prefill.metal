@@ -4,7 +4,10 @@
 // query heads of one KV head, a simdgroup each head. 8 keys at a time: K stands in threadgroup memory as
 // bf16, V as fp32 (rows past the end are zero), scores and outputs are 8x8 simdgroup matrices with fp32
 // accumulators, the softmax runs between them in fp32; outputs are rescaled only when a row's maximum rises.
-// Threadgroup memory: queries 16 KB, K 4 KB, V 8 KB, scores 1 KB. Bound by matrix products.
+// Of an 8-bit cache the keys stand there as their codes, which bf16 holds exactly: the scores of each group
+// of 64 dimensions are multiplied by a diagonal matrix of the keys' scales, so nothing is rounded that the
+// cache has not rounded. Threadgroup memory: queries 16 KB, K 4 KB, V 8 KB, scores 1 KB, scales 1 KB. Bound
+// by matrix products.
 #include <metal_simdgroup_matrix>
 
 #include "attention.h"
@@ -14,9 +17,10 @@ constant constexpr uint kKeyStride = kAttentionHead + 8;
 constant constexpr uint kValueStride = kAttentionHead + 4;
 constant constexpr uint kDimTiles = kAttentionHead / 8;
 
+template <int kKvBits>
 [[kernel]] void attention_prefill(
     device const bfloat* q [[buffer(0)]], device bfloat* y [[buffer(1)]],
-    device const bfloat* k_cache [[buffer(2)]], device const bfloat* v_cache [[buffer(3)]],
+    device const uchar* k_cache [[buffer(2)]], device const uchar* v_cache [[buffer(3)]],
     device const bfloat* gate [[buffer(4)]], constant AttentionParams& p [[buffer(20)]],
     device const QueryTile* tiles [[buffer(26)]], device const uint* blocks [[buffer(27)]],
     device const StepSegment* segments [[buffer(28)]], device const StepRow* rows [[buffer(29)]],
@@ -26,6 +30,7 @@ constant constexpr uint kDimTiles = kAttentionHead / 8;
   threadgroup bfloat queries[kPackedHeads * kQueryTile * kAttentionHead];
   threadgroup bfloat keys[kKeyTile * kKeyStride];
   threadgroup float values[kKeyTile * kValueStride];
+  threadgroup float scales[kRowScales * kKeyTile * kKeyTile];  // [group] diagonals, of 8 bits
   threadgroup float small[kPackedHeads * 64];  // [head][8][8]: scores, weights, diagonals, results
   if (at.x >= step.n_query_tiles) return;
   const uint first_row = tiles[at.x].first_row;
@@ -35,6 +40,7 @@ constant constexpr uint kDimTiles = kAttentionHead / 8;
   const uint first_position = rows[first_row].position;
   const uint first_block = segments[rows[first_row].segment].first_block;
   const uint n_keys = first_position + n_rows;
+  const uint block_words = step.block_words;
 
   for (uint e = lid; e < kPackedHeads * kQueryTile * kAttentionHead; e += 128) {
     const uint h = e / (kQueryTile * kAttentionHead);
@@ -54,22 +60,49 @@ constant constexpr uint kDimTiles = kAttentionHead / 8;
 
   for (uint key = 0; key < n_keys; key += kKeyTile) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint e = lid; e < kKeyTile * kAttentionHead; e += 128) {
-      const uint i = e / kAttentionHead;
-      const uint d = e % kAttentionHead;
-      const bool exists = key + i < n_keys;
-      const ulong from = cache_index(blocks, first_block, exists ? key + i : key, kv_head, p.n_kv_heads) + d;
-      keys[i * kKeyStride + d] = exists ? k_cache[from] : bfloat(0.0f);
-      values[i * kValueStride + d] = exists ? float(v_cache[from]) : 0.0f;
+    for (uint e = lid; e < kKeyTile * 32; e += 128) {
+      const uint i = e / 32;
+      const uint part = e % 32;
+      float k[8];
+      float v[8];
+      float scale = 0.0f;
+      if (key + i < n_keys) {
+        const ulong plane = plane_at<kKvBits>(blocks, first_block, key + i, kv_head, block_words);
+        const uint token = (key + i) % kCacheTokens;
+        scale = read_cached<kKvBits, true>(k_cache + plane, token, part, k);
+        load_cached<kKvBits, true>(v_cache + plane, token, part, v);
+      } else {
+        for (uint d = 0; d < kLaneDims; ++d) k[d] = v[d] = 0.0f;
+      }
+      for (uint d = 0; d < kLaneDims; ++d) {
+        keys[i * kKeyStride + part * kLaneDims + d] = bfloat(k[d]);
+        values[i * kValueStride + part * kLaneDims + d] = v[d];
+      }
+      if (kKvBits == 8) {
+        // Its eight parts have a group's row of the diagonal matrix.
+        const uint column = part % kKeyTile;
+        scales[(part / kKeyTile * kKeyTile + i) * kKeyTile + column] = column == i ? scale : 0.0f;
+      }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     simdgroup_matrix<float, 8, 8> scores = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-    for (uint d = 0; d < kDimTiles; ++d) {
-      simdgroup_matrix<bfloat, 8, 8> a;
-      simdgroup_matrix<bfloat, 8, 8> b;
-      simdgroup_load(a, queries + sg * kQueryTile * kAttentionHead + d * 8, kAttentionHead);
-      simdgroup_load(b, keys + d * 8, kKeyStride, ulong2(0), true);
-      simdgroup_multiply_accumulate(scores, a, b, scores);
+    constexpr uint kGroupTiles = kKvBits == 8 ? kGroup / 8 : kDimTiles;
+    for (uint first = 0; first < kDimTiles; first += kGroupTiles) {
+      simdgroup_matrix<float, 8, 8> sums = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+      for (uint d = first; d < first + kGroupTiles; ++d) {
+        simdgroup_matrix<bfloat, 8, 8> a;
+        simdgroup_matrix<bfloat, 8, 8> b;
+        simdgroup_load(a, queries + sg * kQueryTile * kAttentionHead + d * 8, kAttentionHead);
+        simdgroup_load(b, keys + d * 8, kKeyStride, ulong2(0), true);
+        simdgroup_multiply_accumulate(sums, a, b, sums);
+      }
+      if (kKvBits == 16) {
+        scores = sums;
+      } else {
+        simdgroup_matrix<float, 8, 8> diagonal;
+        simdgroup_load(diagonal, scales + first / kGroupTiles * kKeyTile * kKeyTile, kKeyTile);
+        simdgroup_multiply_accumulate(scores, sums, diagonal, scores);
+      }
     }
     simdgroup_store(scores, mine, 8);
     simdgroup_barrier(mem_flags::mem_threadgroup);
@@ -128,3 +161,7 @@ constant constexpr uint kDimTiles = kAttentionHead / 8;
     }
   }
 }
+
+template [[host_name("attention_prefill")]] [[kernel]] decltype(attention_prefill<16>) attention_prefill<16>;
+template
+    [[host_name("attention_prefill_int8")]] [[kernel]] decltype(attention_prefill<8>) attention_prefill<8>;

@@ -23,26 +23,28 @@ inline void store_head(device bfloat* y, uint lane, thread const float* values) 
   store_head(y + ulong(at.y) * p.y_stride + at.x * kAttentionHead, lane, values);
 }
 
+template <int kKvBits>
 [[kernel]] void kv_append(device const bfloat* k [[buffer(0)]], device const bfloat* v [[buffer(1)]],
-                          device bfloat* k_cache [[buffer(2)]], device bfloat* v_cache [[buffer(3)]],
+                          device uchar* k_cache [[buffer(2)]], device uchar* v_cache [[buffer(3)]],
                           constant HeadParams& p [[buffer(20)]], device const uint* blocks [[buffer(27)]],
                           device const StepSegment* segments [[buffer(28)]],
                           device const StepRow* rows [[buffer(29)]], constant StepHeader& step [[buffer(30)]],
                           uint2 at [[threadgroup_position_in_grid]],
                           uint lane [[thread_index_in_simdgroup]]) {
   if (at.y >= step.n_rows) return;
-  const ulong to =
-      cache_index(blocks, segments[rows[at.y].segment].first_block, rows[at.y].position, at.x, p.n_kv_heads);
-  for (uint i = 0; i < kLaneDims; ++i) {
-    const uint d = at.x * kAttentionHead + lane * kLaneDims + i;
-    k_cache[to + lane * kLaneDims + i] = k[ulong(at.y) * p.k_stride + p.k_first + d];
-    v_cache[to + lane * kLaneDims + i] = v[ulong(at.y) * p.v_stride + p.v_first + d];
-  }
+  const uint position = rows[at.y].position;
+  const ulong plane =
+      plane_at<kKvBits>(blocks, segments[rows[at.y].segment].first_block, position, at.x, step.block_words);
+  const uint token = position % kCacheTokens;
+  const uint d = at.x * kAttentionHead;
+  store_cached<kKvBits>(k_cache + plane, token, lane, k + ulong(at.y) * p.k_stride + p.k_first + d);
+  store_cached<kKvBits>(v_cache + plane, token, lane, v + ulong(at.y) * p.v_stride + p.v_first + d);
 }
 
+template <int kKvBits>
 [[kernel]] void qk_prepare(device const bfloat* in [[buffer(0)]], device bfloat* q [[buffer(1)]],
                            device const float* q_norm [[buffer(2)]], device const float* k_norm [[buffer(3)]],
-                           device bfloat* k_cache [[buffer(4)]], device bfloat* v_cache [[buffer(5)]],
+                           device uchar* k_cache [[buffer(4)]], device uchar* v_cache [[buffer(5)]],
                            constant HeadParams& p [[buffer(20)]], device const uint* blocks [[buffer(27)]],
                            device const StepSegment* segments [[buffer(28)]],
                            device const StepRow* rows [[buffer(29)]],
@@ -61,9 +63,16 @@ inline void store_head(device bfloat* y, uint lane, thread const float* values) 
   const uint head = at.x - p.n_q_heads;
   norm_rotate(in + ulong(at.y) * p.k_stride + p.k_first + head * kAttentionHead, k_norm, p.turns, position,
               lane, values);
-  const ulong to =
-      cache_index(blocks, segments[rows[at.y].segment].first_block, position, head, p.n_kv_heads);
-  store_head(k_cache + to, lane, values);
-  device const bfloat* v = in + ulong(at.y) * p.v_stride + p.v_first + head * kAttentionHead;
-  for (uint i = 0; i < kLaneDims; ++i) v_cache[to + lane * kLaneDims + i] = v[lane * kLaneDims + i];
+  const ulong plane =
+      plane_at<kKvBits>(blocks, segments[rows[at.y].segment].first_block, position, head, step.block_words);
+  const uint token = position % kCacheTokens;
+  store_cached<kKvBits>(k_cache + plane, token, lane, values);
+  store_cached<kKvBits>(v_cache + plane, token, lane,
+                        in + ulong(at.y) * p.v_stride + p.v_first + head * kAttentionHead);
 }
+
+#define INSTANTIATE(bits, name)                                                                  \
+  template [[host_name("kv_append" name)]] [[kernel]] decltype(kv_append<bits>) kv_append<bits>; \
+  template [[host_name("qk_prepare" name)]] [[kernel]] decltype(qk_prepare<bits>) qk_prepare<bits>;
+INSTANTIATE(16, "")
+INSTANTIATE(8, "_int8")

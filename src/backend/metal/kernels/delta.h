@@ -36,8 +36,11 @@ inline uint channel_of(uint h, uint c, uint n_key_heads) {
   return 2 * n_key_heads * kDeltaHead + h * kDeltaHead + (c - 2 * kDeltaHead);
 }
 
-inline ulong conv_index(uint slot, uint slot_values, uint h, uint row, uint c) {
-  return ulong(slot) * slot_values + (h * (kTaps - 1) + row) * kMixerChannels + c;
+inline ulong conv_index(uint slot, uint slot_words, uint h, uint row, uint c) {
+  return ulong(slot) * slot_words * (kWordBytes / 2) + (h * (kTaps - 1) + row) * kMixerChannels + c;
+}
+inline ulong state_index(uint slot, uint slot_words, uint row) {
+  return ulong(slot) * slot_words * (kWordBytes / 4) + row * kDeltaHead;
 }
 
 // (16) the lane's 4 values of a normalised head.
@@ -54,16 +57,14 @@ inline float delta_step(thread float4& column, float4 q, float4 k, float v, floa
   return simd_sum(dot(q, column));
 }
 
-inline float4 load_column(device const float* state, int slot, uint slot_values, uint h, uint dv, uint lane) {
+inline float4 load_column(device const float* state, int slot, uint slot_words, uint h, uint dv, uint lane) {
   if (slot < 0) return float4(0.0f);
-  return *(device const float4*)(state + ulong(slot) * slot_values + (h * kDeltaHead + dv) * kDeltaHead +
-                                 lane * 4);
+  return *(device const float4*)(state + state_index(uint(slot), slot_words, h * kDeltaHead + dv) + lane * 4);
 }
 
-inline void store_column(device float* state, uint slot, uint slot_values, uint h, uint dv, uint lane,
+inline void store_column(device float* state, uint slot, uint slot_words, uint h, uint dv, uint lane,
                          float4 column) {
-  *(device float4*)(state + ulong(slot) * slot_values + (h * kDeltaHead + dv) * kDeltaHead + lane * 4) =
-      column;
+  *(device float4*)(state + state_index(slot, slot_words, h * kDeltaHead + dv) + lane * 4) = column;
 }
 
 #endif

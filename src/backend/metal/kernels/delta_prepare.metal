@@ -18,6 +18,7 @@ constant constexpr uint kConvRows = 64;
                            constant StepHeader& step [[buffer(30)]], uint2 at [[thread_position_in_grid]]) {
   const uint ch = at.x;
   const uint key_width = p.n_key_heads * kDeltaHead;
+  const uint slot_words = step.slot_words;
   if (ch >= 2 * key_width + p.n_value_heads * kDeltaHead) return;
   // Where the state of this channel is: channel c of value heads h .. h + copies - 1.
   const bool is_value = ch >= 2 * key_width;
@@ -40,7 +41,7 @@ constant constexpr uint kConvRows = 64;
     if (i != 0) continue;
     float m[6];  // the old state, then the first rows of the segment
     for (uint j = 0; j < 3; ++j)
-      m[j] = s.src < 0 ? 0.0f : float(state[conv_index(uint(s.src), p.conv_slot_values, h, j, c)]);
+      m[j] = s.src < 0 ? 0.0f : float(state[conv_index(uint(s.src), slot_words, h, j, c)]);
     for (uint j = 0; j < 3; ++j) m[3 + j] = j < s.n_rows ? float(in[ulong(t + j) * p.qkv_stride]) : 0.0f;
     for (uint j = 0; j < min(3u, s.n_rows); ++j)
       y[ulong(t + j) * p.y_stride + ch] = bfloat(convolve(w, m[j], m[j + 1], m[j + 2], m[j + 3]));
@@ -48,7 +49,7 @@ constant constexpr uint kConvRows = 64;
       const uint from = s.n_rows + j;  // counted from the oldest row of the old state
       const float v = from < 6 ? m[from] : float(in[ulong(t + from - 3) * p.qkv_stride]);
       for (uint copy = 0; copy < copies; ++copy)
-        state[conv_index(s.dst, p.conv_slot_values, h + copy, j, c)] = bfloat(v);
+        state[conv_index(s.dst, slot_words, h + copy, j, c)] = bfloat(v);
     }
   }
 }

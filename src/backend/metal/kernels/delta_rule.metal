@@ -22,12 +22,12 @@
                            uint lane [[thread_index_in_simdgroup]]) {
   if (at.y >= step.n_segments) return;
   const StepSegment s = segments[at.y];
+  const uint slot_words = step.slot_words;
   const uint h = at.x / 8;
   const uint first = (at.x % 8 * 4 + sg) * kColumns;
   const uint key_width = p.n_key_heads * kDeltaHead;
   float4 columns[kColumns];
-  for (uint c = 0; c < kColumns; ++c)
-    columns[c] = load_column(state, s.src, p.slot_values, h, first + c, lane);
+  for (uint c = 0; c < kColumns; ++c) columns[c] = load_column(state, s.src, slot_words, h, first + c, lane);
   for (uint t = s.first_row; t < s.first_row + s.n_rows; ++t) {
     const ulong key = ulong(t) * key_width + h / 2 * kDeltaHead + lane * 4;
     const float4 qv = *(device const float4*)(q + key);
@@ -41,8 +41,7 @@
       if (lane == 0) o[ulong(t) * p.y_stride + dv] = out;
     }
   }
-  for (uint c = 0; c < kColumns; ++c)
-    store_column(state, s.dst, p.slot_values, h, first + c, lane, columns[c]);
+  for (uint c = 0; c < kColumns; ++c) store_column(state, s.dst, slot_words, h, first + c, lane, columns[c]);
 }
 
 // (20) for one row and head: outputs [128] in threadgroup memory; simdgroup 0 writes y.
@@ -69,12 +68,12 @@ inline void store_gated_norm(threadgroup const float* outputs, device const bflo
   threadgroup float outputs[kDeltaHead];
   if (at.y >= step.n_segments) return;
   const StepSegment s = segments[at.y];
+  const uint slot_words = step.slot_words;
   const uint h = at.x;
   const uint first = sg * kColumns;
   const uint key_width = p.n_key_heads * kDeltaHead;
   float4 columns[kColumns];
-  for (uint c = 0; c < kColumns; ++c)
-    columns[c] = load_column(state, s.src, p.slot_values, h, first + c, lane);
+  for (uint c = 0; c < kColumns; ++c) columns[c] = load_column(state, s.src, slot_words, h, first + c, lane);
   for (uint t = s.first_row; t < s.first_row + s.n_rows; ++t) {
     const ulong key = ulong(t) * key_width + h / 2 * kDeltaHead + lane * 4;
     const float4 qv = *(device const float4*)(q + key);
@@ -92,8 +91,7 @@ inline void store_gated_norm(threadgroup const float* outputs, device const bflo
                      y + ulong(t) * p.y_stride + h * kDeltaHead, sg, lane);
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
-  for (uint c = 0; c < kColumns; ++c)
-    store_column(state, s.dst, p.slot_values, h, first + c, lane, columns[c]);
+  for (uint c = 0; c < kColumns; ++c) store_column(state, s.dst, slot_words, h, first + c, lane, columns[c]);
 }
 
 [[kernel]] void delta_mixer(device const bfloat* in [[buffer(0)]], device bfloat* y [[buffer(1)]],
@@ -111,17 +109,16 @@ inline void store_gated_norm(threadgroup const float* outputs, device const bflo
   threadgroup float outputs[kDeltaHead];
   if (at.y >= step.n_segments) return;
   const StepSegment s = segments[at.y];
+  const uint slot_words = step.slot_words;
   const uint h = at.x;
   const uint first = sg * kColumns;
   float4 columns[kColumns];
-  for (uint c = 0; c < kColumns; ++c)
-    columns[c] = load_column(state, s.src, p.slot_values, h, first + c, lane);
+  for (uint c = 0; c < kColumns; ++c) columns[c] = load_column(state, s.src, slot_words, h, first + c, lane);
   const bool convolves = lid < kMixerChannels;
   const uint ch = channel_of(h, convolves ? lid : 0, p.n_key_heads);
   float m[4] = {0.0f, 0.0f, 0.0f, 0.0f};
   if (convolves && s.src >= 0)
-    for (uint j = 0; j < 3; ++j)
-      m[j] = float(conv_state[conv_index(uint(s.src), p.conv_slot_values, h, j, lid)]);
+    for (uint j = 0; j < 3; ++j) m[j] = float(conv_state[conv_index(uint(s.src), slot_words, h, j, lid)]);
 
   for (uint t = s.first_row; t < s.first_row + s.n_rows; ++t) {
     device const bfloat* row = in + ulong(t) * p.qkv_stride;
@@ -149,8 +146,7 @@ inline void store_gated_norm(threadgroup const float* outputs, device const bflo
                      sg, lane);
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
-  for (uint c = 0; c < kColumns; ++c)
-    store_column(state, s.dst, p.slot_values, h, first + c, lane, columns[c]);
+  for (uint c = 0; c < kColumns; ++c) store_column(state, s.dst, slot_words, h, first + c, lane, columns[c]);
   if (convolves)
-    for (uint j = 0; j < 3; ++j) conv_state[conv_index(s.dst, p.conv_slot_values, h, j, lid)] = bfloat(m[j]);
+    for (uint j = 0; j < 3; ++j) conv_state[conv_index(s.dst, slot_words, h, j, lid)] = bfloat(m[j]);
 }

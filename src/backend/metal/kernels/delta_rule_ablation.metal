@@ -23,16 +23,16 @@ constant constexpr uint kDvTile = 32;
   threadgroup float x[kScanBlock * kDvTile];     // (b4), then (b5)
   if (at.y >= step.n_segments) return;
   const StepSegment s = segments[at.y];
+  const uint slot_words = step.slot_words;
   const uint h = at.x / 4;
   const uint first_dv = at.x % 4 * kDvTile;
   const uint key_width = p.n_key_heads * kDeltaHead;
   device const float* qh = q + h / 2 * kDeltaHead;
   device const float* kh = k + h / 2 * kDeltaHead;
   const uint head_row = h * kDeltaHead + first_dv;
-  device float* to = state + ulong(s.dst) * p.slot_values + ulong(head_row) * kDeltaHead;
+  device float* to = state + state_index(s.dst, slot_words, head_row);
   // The first block reads slot src, later ones what the block before left in dst.
-  device const float* from =
-      s.src < 0 ? to : state + ulong(s.src) * p.slot_values + ulong(head_row) * kDeltaHead;
+  device const float* from = s.src < 0 ? to : state + state_index(uint(s.src), slot_words, head_row);
   bool is_zero = s.src < 0;
 
   for (uint t0 = s.first_row; t0 < s.first_row + s.n_rows; t0 += kScanBlock) {

@@ -18,6 +18,7 @@ LILY_CONSTANT uint32_t kDeltaHead = 128;      // values of a delta-net head
 LILY_CONSTANT uint32_t kTaps = 4;             // of the short convolution
 LILY_CONSTANT uint32_t kMixerChannels = 384;  // q, k and v channels that one value head convolves
 LILY_CONSTANT uint32_t kCacheTokens = 64;     // in a KV block
+LILY_CONSTANT uint32_t kWordBytes = 16;       // of a word that strides and copies count
 LILY_CONSTANT uint32_t kGroup = 64;           // weights that share a scale
 LILY_CONSTANT float kEpsilon = 1e-6f;         // of every norm
 LILY_CONSTANT uint32_t kPackedHeads = 4;      // query heads of a threadgroup (D6)
@@ -41,7 +42,11 @@ struct StepHeader {
   uint32_t n_segments;
   uint32_t n_tokens;  // real ids of the vocabulary; the rest is padding
   uint32_t n_query_tiles;
-  uint32_t reserved[3];
+  // From one state slot to the next, and from one KV block to the next, in words of kWordBytes. Kernels are
+  // given one layer's part of the first.
+  uint32_t slot_words;
+  uint32_t block_words;
+  uint32_t reserved;
 };
 
 struct StepRow {
@@ -113,8 +118,6 @@ struct DeltaParams {
   uint32_t a_stride, a_first;
   uint32_t v_stride, v_first;
   uint32_t y_stride;
-  uint32_t slot_values;       // fp32 values of a slot's delta state in a layer
-  uint32_t conv_slot_values;  // bf16 values of a slot's conv state in a layer
 };
 
 struct HeadParams {    // query and key preparation
@@ -173,8 +176,9 @@ struct VocabularyParams {
 };
 
 struct CopyParams {
-  uint32_t n;    // 16-byte words of a slot
-  int32_t from;  // slot, -1: zeros
+  uint32_t n;       // 16-byte words of a slot
+  uint32_t stride;  // from slot to slot, in words
+  int32_t from;     // slot, -1: zeros
   uint32_t to;
 };
 
