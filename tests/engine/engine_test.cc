@@ -301,5 +301,31 @@ TEST_P(EngineOf, ProgressAndTimingsTellOfThePrompt) {
   EXPECT_FALSE(generation.next_for(milliseconds(1)));
 }
 
+// A token is written into the state it was read from where nobody can want the one before it any more.
+TEST_P(EngineOf, ATokensStateIsWrittenInPlaceUnlessItIsNeeded) {
+  const auto in_place_of = [&](bool host_chooses, bool keep_states) {
+    const auto engine = make();
+    GenerateRequest request = greedy(prompt_of(20, 4), 6);
+    request.keep_states = keep_states;
+    if (host_chooses) request.top_logprobs = 3;
+    const std::vector<int32_t> expected = expected_tokens(request);
+    EXPECT_EQ(read_all(engine->generate(std::move(request))).ids, expected);
+    std::vector<bool> in_place;
+    for (const auto& step : script->steps())
+      if (step.phase == plan::Phase::decode) in_place.push_back(step.in_place.at(0));
+    if (limits().depth > 1) in_place.resize(5);  // there may be a step more than tokens
+    return in_place;
+  };
+  const std::vector<bool> never(5, false);
+  if (limits().depth > 1) {
+    EXPECT_EQ(in_place_of(false, false), never) << "a step ahead may be void";
+    return;
+  }
+  EXPECT_EQ(in_place_of(false, false), std::vector<bool>(5, true));
+  EXPECT_EQ(in_place_of(false, true), (std::vector<bool>{false, true, true, true, true}))
+      << "the state after the prompt is remembered";
+  EXPECT_EQ(in_place_of(true, false), never) << "candidates may not be enough";
+}
+
 }  // namespace
 }  // namespace lily::engine

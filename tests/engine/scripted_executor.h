@@ -101,7 +101,8 @@ class ScriptedExecutor final : public Executor {
   struct Record {
     plan::Phase phase;
     plan::Ending ending;
-    std::vector<int> rows;  // of each segment
+    std::vector<int> rows;       // of each segment
+    std::vector<bool> in_place;  // of each segment: the state is written where it was read
   };
   std::vector<Record> steps() const {
     const std::lock_guard lock(mutex_);
@@ -127,8 +128,11 @@ class ScriptedExecutor final : public Executor {
     {
       const std::lock_guard lock(mutex_);
       index = static_cast<int>(steps_.size());
-      Record record{step.phase, step.ending, {}};
-      for (const backend::Segment& s : step.segments) record.rows.push_back(s.n_rows);
+      Record record{step.phase, step.ending, {}, {}};
+      for (const backend::Segment& s : step.segments) {
+        record.rows.push_back(s.n_rows);
+        record.in_place.push_back(s.src == s.dst);
+      }
       steps_.push_back(std::move(record));
     }
     if (fail_submit.contains(index)) throw Error(Fault::device, fail_submit.at(index));
