@@ -426,7 +426,8 @@ void OpComparison::compare(const Scene& scene, Policy policy, Ending ending) {
   if (!scene.compares && scene.only == Scene::Only::all) compare_states(scene);
 }
 
-// The rows that the step appended; the reference goes on with them as the cache holds them. Values, and keys
+// The cache up to the rows that the step appended (behind them the reference has NaN); the reference goes on
+// with them as the cache holds them. Values, and keys
 // that the op was given (`same_keys`), are quantised from the same numbers: to the same bits.
 void OpComparison::compare_cache(const Scene& scene, int layer, bool same_keys) {
   Stage& s = *stage_;
@@ -435,14 +436,16 @@ void OpComparison::compare_cache(const Scene& scene, int layer, bool same_keys) 
   for (size_t i = 0; i < scene.rows.size(); ++i)
     for (int b = scene.positions[i] / 64; b <= (scene.positions[i] + scene.rows[i] - 1) / 64; ++b) {
       const int block = cache_block(static_cast<int>(i) * n_blocks + n_blocks - 1 - b);
+      const int n_tokens =
+          std::min(backend::kKvBlockTokens, scene.positions[i] + scene.rows[i] - b * backend::kKvBlockTokens);
       for (const auto which : {Device::Kv::k, Device::Kv::v}) {
-        const auto got = s.metal().read_kv(which, layer, block, backend::kKvBlockTokens);
-        const auto expected = s.reference().read_kv(which, layer, block, backend::kKvBlockTokens);
+        const auto got = s.metal().read_kv(which, layer, block, n_tokens);
+        const auto expected = s.reference().read_kv(which, layer, block, n_tokens);
         const std::string what = fmt::format("layers.{} cache, block {}", layer, block);
         if (s.kv() != plan::KvType::int8) expect_near(expected, got, plan::Type::bf16, what);
         else if (same_keys || which == Device::Kv::v) EXPECT_EQ(expected, got) << what;
         else expect_codes_near(expected, got, int64_t{n_new} * s.dims().kv_width(), what);
-        s.reference().write_kv(which, layer, block, backend::kKvBlockTokens, got);
+        s.reference().write_kv(which, layer, block, n_tokens, got);
       }
     }
 }
