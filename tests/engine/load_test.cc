@@ -45,7 +45,7 @@ TEST(PolicyOf, AnInt8CacheIsTheReferencesToo) {
 TEST(PolicyOf, RefusesAKvTypeThatTheBackendDoesNotHave) {
   const backend::Planner* planner = backend::find_planner("metal");
   ASSERT_NE(planner, nullptr);
-  const plan::Policy metal = planner->policy(model::lily_tiny(), {}), cuda;
+  const plan::Policy metal = planner->policy(model::lily_tiny(), {}), bf16_alone;
   const auto expect_refused = [](const plan::Policy& policy, const char* backend, plan::KvType type,
                                  const char* has) {
     EXPECT_THAT(test::error_of([&] { policy_of(policy, backend, type, {}); }),
@@ -53,8 +53,8 @@ TEST(PolicyOf, RefusesAKvTypeThatTheBackendDoesNotHave) {
                       HasSubstr(backend), HasSubstr("leave --kv out")));
   };
   expect_refused(metal, "metal", plan::KvType::f32, "as bf16, int8;");
-  expect_refused(cuda, "cuda", plan::KvType::f32, "as bf16;");
-  expect_refused(cuda, "cuda", plan::KvType::int8, "choose backend cpu, metal or reference");
+  expect_refused(bf16_alone, "other", plan::KvType::f32, "as bf16;");
+  expect_refused(bf16_alone, "other", plan::KvType::int8, "choose another backend");
   EXPECT_EQ(policy_of(metal, "metal", plan::KvType::int8, {}).kv, plan::KvType::int8);
 }
 

@@ -330,16 +330,17 @@ TEST(Plan, ReportsTheRealModelsBytes) {
   EXPECT_EQ(json["roofline"]["bound"], "memory");
 }
 
-TEST(Plan, ShowsWhatAnInt8CacheSavesAndWhoHasNone) {
+TEST(Plan, ShowsWhatAnInt8CacheSaves) {
   const std::string step =
       "plan --shape qwen3.6-35b-a3b --phase decode --context 4096 --kv int8 --json --backend ";
-  for (const char* backend : {"cpu", "reference"}) {
+  for (const char* backend : {"cpu", "reference", "metal"}) {
     const Json json = Json::parse(lily(step + backend).out);
     EXPECT_EQ(json["kv"], "int8");
     EXPECT_EQ(json["kv_read_bytes"], 10'560 * 4096);
     EXPECT_EQ(json["kv_write_bytes"], 10'560);
   }
-  expect_one_clear_line(lily(step + "metal"), 2, "--kv int8: backend 'metal' keeps keys and values as bf16");
+  const std::string f32 = "plan --shape qwen3.6-35b-a3b --phase decode --kv f32 --backend metal";
+  expect_one_clear_line(lily(f32), 2, "--kv f32: backend 'metal' keeps keys and values as bf16, int8");
 }
 
 TEST(Plan, ShowsWhatMetalLaunchesWithoutAMac) {
