@@ -43,10 +43,8 @@ void add_model_options(CLI::App& command, ModelOptions& options) {
                   "auto, reference, cpu, cpu-avx2, cuda, metal or metal-emulated")
       ->capture_default_str();
   command
-      .add_option(
-          "--kv", options.kv,
-          "Type of the KV cache (default: the backend's; cpu and GPUs: bf16); int8 halves its memory, on "
-          "cpu, cuda and reference")
+      .add_option("--kv", options.kv,
+                  "Type of the KV cache (default: the backend's; cpu and GPUs: bf16); int8 halves its memory")
       ->check(CLI::IsMember({"bf16", "f32", "int8"}));
   command
       .add_option(

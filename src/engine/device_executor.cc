@@ -249,7 +249,11 @@ DeviceExecutor::DeviceExecutor(backend::Device& device, const model::Dims& dims,
              .pool_bytes = memory.shared_pool ? memory.pool_bytes() : 0};
   if (memory.spec.shared_places) {
     limits_.blocks_per_state = limits_.n_kv_blocks / limits_.n_state_slots;
-    limits_.n_state_places = memory.max_sequences * states_each(policy);
+    const int promised = memory.max_sequences * states_each(policy);
+    const int64_t n_for_blocks =
+        (blocks_of(memory.context) * memory.max_sequences + limits_.blocks_per_state - 1) /
+        limits_.blocks_per_state;
+    limits_.n_state_places = promised + (limits_.n_state_slots > promised + n_for_blocks ? 1 : 0);
     limits_.state_bytes = limits_.blocks_per_state * limits_.block_bytes;
   }
   device_.reserve(memory.spec, policy_);

@@ -37,8 +37,8 @@ struct Limits {
   // Shared places (backend::MemorySpec::shared_places): a state lies where so many blocks do; n_kv_blocks is
   // n_state_slots times as many. 0: each has its own place.
   int blocks_per_state = 0;
-  // Of shared places: so many never hold blocks at the same time. Sequences that run have at most so many
-  // states.
+  // Of shared places: so many never hold blocks at the same time, and sequences that run have at most so many
+  // states; one is for a session that is loaded beside them, where there was room for it.
   int n_state_places = 0;
 };
 

@@ -27,6 +27,7 @@ int64_t kv_block_bytes(const model::Dims& dims, KvForm form) {
 
 backend::SharedPlaces shared_places(const model::Dims& dims, KvForm form) {
   const int64_t block = kv_block_bytes(dims, form);
+  if (block == 0) return {};  // a model cut down to its first layers has no attention
   return {.blocks_per_state = static_cast<int>((state_bytes(dims) + block - 1) / block)};
 }
 
@@ -71,6 +72,10 @@ KvCache Memory::kv(int layer) const {
 
 void Memory::copy_state(int src, int dst, cudaStream_t stream) const {
   const auto at = [&](int slot) { return places_.get(static_cast<size_t>(slot * slot_stride_)); };
+  if (src < 0) {  // kNoState: zeros
+    check(cudaMemsetAsync(at(dst), 0, static_cast<size_t>(state_bytes(dims_)), stream), "clearing a state");
+    return;
+  }
   check(cudaMemcpyAsync(at(dst), at(src), static_cast<size_t>(state_bytes(dims_)), cudaMemcpyDeviceToDevice,
                         stream),
         "copying a state");

@@ -1,6 +1,7 @@
 #include "backend/cpu/kernels/delta_rule.h"
 
 #include <cmath>
+#include <cstdint>
 
 #include "model/dims.h"
 
@@ -83,16 +84,17 @@ void scan_columns(const DeltaArgs& a, int64_t first) {
   }
 }
 
-// One row that comes to a state: whole rows of the state pass by, which memory gives fastest, once for the
-// sums and, out of L2, once for the update. The same operations in the same order for every element as in a
-// scan. What follows the state, which is that of the next head, comes meanwhile.
-constexpr int kStepVecs = HWY_MAX_BYTES == 64 ? 8 : 4;  // of columns at a time: their sums are in registers
+// One row that comes to a state: rows of the state pass by (all 128 columns of them where registers hold
+// their sums, which memory gives fastest; else 32 or 16), once for the sums and, out of L2, once for the
+// update. The same operations in the same order for every element as in a scan. What follows the state, which
+// is that of the next head, comes meanwhile.
+constexpr int kStepVecs = HWY_MAX_BYTES == 64 ? 8 : 4;
 
 void step_columns(const DeltaArgs& a, int64_t first) {
   const hn::CappedTag<float, 16> d;
   using V = hn::Vec<decltype(d)>;
   constexpr int kLanes = HWY_MAX_BYTES / 4;
-  constexpr int64_t kHead = int64_t{kDim} * kDim;
+  constexpr intptr_t kHeadBytes = intptr_t{kDim} * kDim * sizeof(float);
   V read[kStepVecs], out[kStepVecs];
   for (int c = 0; c < kStepVecs; ++c) read[c] = out[c] = hn::Zero(d);
   for (int i = 0; i < kDim; ++i) {
@@ -103,7 +105,10 @@ void step_columns(const DeltaArgs& a, int64_t first) {
       read[c] = hn::MulAdd(ki, value, read[c]);
       out[c] = hn::MulAdd(qi, value, out[c]);
     }
-    for (int c = 0; c < kStepVecs * kLanes; c += 16) __builtin_prefetch(row + kHead + c, 0, 2);
+    // A number: what stands there need not belong to the state.
+    const intptr_t next = reinterpret_cast<intptr_t>(row) + kHeadBytes;
+    for (int c = 0; c < kStepVecs * kLanes; c += 16)
+      __builtin_prefetch(reinterpret_cast<const void*>(next + c * int64_t{sizeof(float)}), 0, 2);
   }
   const V decay = hn::Set(d, std::exp(a.g[0])), beta = hn::Set(d, a.beta[0]);
   const V qk = hn::Set(d, dot_of(a.q, a.k, kDim));

@@ -65,8 +65,8 @@ uint64_t sum(const uint64_t* words, size_t n) {
   hn::Vec<decltype(d)> sums[kSums];
   for (auto& s : sums) s = hn::Zero(d);
   const size_t lanes = hn::Lanes(d);
-  constexpr size_t kLine = 64 / sizeof(uint64_t), kAhead = kGroupsAhead * 9 * kLine;
-  constexpr size_t kFarAhead = kGroupsFarAhead * 9 * kLine;
+  constexpr size_t kLine = 64 / sizeof(uint64_t), kGroup = 9 * kLine;  // of 4-bit weights
+  constexpr size_t kAhead = kGroupsAhead * kGroup, kFarAhead = kGroupsFarAhead * kGroup;
   for (size_t i = 0; i + kSums * lanes <= n; i += kSums * lanes) {
     for (size_t at = i; kAsks && at < i + kSums * lanes && at + kFarAhead < n; at += kLine) {
       __builtin_prefetch(words + at + kAhead, 0, 2);
