@@ -102,7 +102,7 @@ Outcome Service::pump(engine::AnswerStream& answer,
         // A request that waits its turn, or a long step of another one, is not a model that hangs.
         if (const int64_t steps = assistant_.engine().stats().n_steps; steps != n_steps) {
           n_steps = steps;
-          last_event = now;
+          last_event = options_.now();  // after the count: a step that is missed then is seen next time
           continue;
         }
         answer.cancel();

@@ -59,12 +59,17 @@ TEST_F(HttpFailure, AHungStepFailsItsRequest) {
 }
 
 TEST_F(HttpFailure, WaitingInTheQueueIsNotAHungStep) {
-  const auto seconds = std::make_shared<std::atomic<int>>(0);  // that have passed by the server's clock
+  struct Clock {  // the server's: it goes on when the test says so
+    std::atomic<int> ms = 0;
+    std::atomic<int64_t> n_looks = 0;
+  };
+  const auto clock = std::make_shared<Clock>();
   start({},
         {.step_timeout = 1s,
          .now =
-             [seconds] {
-               return std::chrono::steady_clock::time_point(std::chrono::seconds(seconds->load()));
+             [clock] {
+               ++clock->n_looks;
+               return std::chrono::steady_clock::time_point(std::chrono::milliseconds(clock->ms.load()));
              }},
         {.max_sequences = 1, .queue_capacity = 4});
   executor_->hold();
@@ -73,13 +78,14 @@ TEST_F(HttpFailure, WaitingInTheQueueIsNotAHungStep) {
   executor_->await_held();
   second.post("/v1/chat/completions", kHello);
   EXPECT_TRUE(eventually([&] { return assistant_->engine().stats().n_waiting == 1; }));
-  // A step from time to time: none of them takes as long as the second one would wait for.
-  for (int i = 0; i < 4; ++i) {
+  // A step every 600 ms: none takes as long as the second one would wait for, whenever it looks.
+  for (int i = 0; i < 6; ++i) {
     const int64_t n_steps = assistant_->engine().stats().n_steps;
     executor_->allow(1);
     EXPECT_TRUE(eventually([&] { return assistant_->engine().stats().n_steps > n_steps; }));
-    *seconds += 2;
-    std::this_thread::sleep_for(150ms);  // for it to look at its clock
+    clock->ms += 600;
+    const int64_t n_looks = clock->n_looks;
+    EXPECT_TRUE(eventually([&] { return clock->n_looks > n_looks + 4; }));
   }
   executor_->allow(-1);
   EXPECT_EQ(first.read()->status, 200);

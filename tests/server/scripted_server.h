@@ -81,7 +81,7 @@ class ScriptedServer : public testing::Test {
   // Until the condition holds.
   template <typename Condition>
   static bool eventually(Condition condition) {
-    for (int i = 0; i < 400; ++i) {
+    for (int i = 0; i < 3000; ++i) {
       if (condition()) return true;
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
