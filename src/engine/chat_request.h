@@ -46,6 +46,11 @@ struct SchemaRefused : Error {
   std::string field;
 };
 
+// Where the request has a tool's name and its schema, for what is wrong with them: "tools[0].function.name".
+struct ToolPlace {
+  std::string name, schema;
+};
+
 struct Thinking {
   bool enabled = true;
   std::optional<int32_t> budget;  // tokens, then the thinking is closed; absent: no bound
@@ -64,6 +69,7 @@ struct SamplingOverrides {
 struct ChatRequest {
   std::vector<text::Message> messages;  // as clients send them; the assistant normalises
   nlohmann::ordered_json tools;         // an array of {"type": "function", "function": {...}}, or null
+  std::vector<ToolPlace> tool_places;   // [tools] or none: as chat completions have them
   ToolChoice tool_choice;
   OutputFormat format;
   Thinking thinking;

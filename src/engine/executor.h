@@ -37,6 +37,10 @@ struct Limits {
   // Shared places (backend::MemorySpec::shared_places): a state lies where so many blocks do; n_kv_blocks is
   // n_state_slots times as many. 0: each has its own place.
   int blocks_per_state = 0;
+  // With one step in flight nobody goes back to the state before a token: a decode step writes a state where
+  // it was read, which spares memory a third of a state's traffic.
+  bool writes_in_place(plan::Phase phase) const { return phase == plan::Phase::decode && depth == 1; }
+
   // Of shared places: so many never hold blocks at the same time, and sequences that run have at most so many
   // states; one is for a session that is loaded beside them, where there was room for it.
   int n_state_places = 0;

@@ -32,8 +32,7 @@ class Series {
   // Rows at `position`; the last one chooses a token if asked to.
   void submit(plan::Phase phase, std::span<const int32_t> tokens, int32_t position, bool choose) {
     if (n_in_flight_ == limits_.depth) wait();
-    // As in the engine: with one step in flight, a token is written into the state it was read from.
-    const bool in_place = phase == plan::Phase::decode && limits_.depth == 1 && state_ != backend::kNoState;
+    const bool in_place = limits_.writes_in_place(phase) && state_ != backend::kNoState;
     const StateSlot next = in_place ? state_ : StateSlot{n_steps_ % (limits_.depth + 1)};
     const auto n = static_cast<int32_t>(tokens.size());
     step_.clear();

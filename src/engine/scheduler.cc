@@ -325,11 +325,10 @@ bool Scheduler::submit_decode() {
 void Scheduler::add_rows(Flight& flight, Sequence& s, int n_rows, bool with_output) {
   const int32_t n_after = s.n_submitted + n_rows;
   while (static_cast<int>(s.blocks.size()) < blocks_needed(n_after)) s.blocks.push_back(take_block());
-  // With one step in flight nobody goes back to the state before a token, unless its choice can turn out
-  // void: it is written where it was read, which spares memory a third of a state's traffic. If the step
-  // fails, its sequence ends and nothing of it is remembered.
-  const bool in_place = flight.phase == plan::Phase::decode && limits_.depth == 1 && s.state &&
-                        !s.state.shared() && s.ending(limits_.n_candidates) != plan::Ending::candidates;
+  // A choice among candidates can turn out void, and is made again from the state before. If the step fails,
+  // its sequence ends and nothing of it is remembered.
+  const bool in_place = limits_.writes_in_place(flight.phase) && s.state && !s.state.shared() &&
+                        s.ending(limits_.n_candidates) != plan::Ending::candidates;
   Part part{.sequence = &s,
             .n_after = n_after,
             .state = in_place ? s.state.share() : take_state(),

@@ -6,16 +6,6 @@
 
 namespace lily::server {
 
-std::string Call::in_its_words(std::string text) const {
-  constexpr std::string_view kTool = "].", kFunction = "].function", kSchema = "].function.parameters";
-  if (schema_of_tool.starts_with("function.")) return text;
-  if (const size_t at = text.find(kSchema); at != text.npos)
-    text.replace(at + kTool.size(), kSchema.size() - kTool.size(), schema_of_tool);
-  else if (const size_t whole = text.find(kFunction); whole != text.npos)
-    text.erase(whole + 1, kFunction.size() - 1);
-  return text;
-}
-
 std::string new_id(std::string_view prefix) {
   return std::string(prefix) + random_name(engine::kCallIdLetters);
 }

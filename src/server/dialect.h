@@ -48,10 +48,6 @@ struct Call {
   bool stream = false;
   std::unique_ptr<AnswerWriter> writer;
   std::vector<std::string> ignored;  // names of fields that were ignored, for the log
-  // Where a tool has its schema; the engine says function.parameters, as chat completions do.
-  std::string schema_of_tool = "function.parameters";
-  // A text of the engine's about a tool, with the path that the client's request has.
-  std::string in_its_words(std::string text) const;
 };
 
 // Ids that cannot be guessed: prefix and 24 letters and digits.

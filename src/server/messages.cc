@@ -95,14 +95,12 @@ void read_system(Body& body, bool keep_volatile, std::vector<text::Message>& out
   }
 }
 
-// As functions in the form that the chat template takes; null if there are none.
-Json read_tools(Body& body, std::vector<std::string>& ignored) {
+void read_tools(Body& body, engine::ChatRequest& request, std::vector<std::string>& ignored) {
   const Json* list = body.array("tools");
-  if (list == nullptr) return nullptr;
-  Json tools = Json::array();
+  if (list == nullptr) return;
+  Functions functions(request);
   for (size_t i = 0; i < list->size(); ++i) {
-    const std::string path = fmt::format("tools[{}]", i);
-    Body tool((*list)[i], path + ".");
+    Body tool((*list)[i], fmt::format("tools[{}].", i));
     const std::string type = tool.text("type").value_or("custom");
     if (type != "custom") {
       ignored.push_back("tools of type " + printable(type, 40));
@@ -115,9 +113,8 @@ Json read_tools(Body& body, std::vector<std::string>& ignored) {
     const Json* schema = tool.find("input_schema");
     if (schema != nullptr) function["parameters"] = *schema;
     if (tool.boolean("strict", false)) function["strict"] = true;
-    tools.push_back({{"type", "function"}, {"function", std::move(function)}});
+    functions.add(tool, "input_schema", {{"type", "function"}, {"function", std::move(function)}});
   }
-  return parse_functions(tools, "tools");
 }
 
 engine::ToolChoice read_tool_choice(Body& body, const Json& tools) {
@@ -165,7 +162,7 @@ engine::ChatRequest read_request(Body& body, const ServedModel& model, std::vect
   if (request.messages.front().role == "tool")
     body.fail("messages", "a tool_result needs the tool_use that it answers before it");
 
-  request.tools = read_tools(body, ignored);
+  read_tools(body, request, ignored);
   request.tool_choice = read_tool_choice(body, request.tools);
 
   // In this API nobody gets thinking blocks who has not asked for them.
@@ -189,7 +186,7 @@ void pass_over(Body& body) {
 
 Call parse_message(const Json& json, const ServedModel& model) {
   Body body(json);
-  Call call{.schema_of_tool = "input_schema"};
+  Call call;
   MessageAnswer answer{.model = body.text("model").value_or(model.id)};
   engine::ChatRequest request = read_request(body, model, call.ignored);
   request.sampling = parse_sampling(body, model);

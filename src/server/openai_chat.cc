@@ -130,12 +130,7 @@ class ChatWriter final : public AnswerWriter {
     return out;
   }
 
-  Json around(Json choice) const {
-    Json out = head("chat.completion.chunk");
-    out["choices"] = Json::array();
-    out["choices"].push_back(std::move(choice));
-    return out;
-  }
+  Json around(Json choice) const { return chunk_of(head("chat.completion.chunk"), std::move(choice)); }
 
   std::string chunk(const Json& delta) {
     return unsent_.empty() ? plain_chunk_.with(delta) : sse(around(choice(delta)));
@@ -210,7 +205,7 @@ Call parse_chat_completion(const Json& json, const ServedModel& model) {
 
   Call call;
   request.messages = parse_chat_messages(body);
-  if (const Json* tools = body.array("tools")) request.tools = parse_functions(*tools, "tools");
+  if (const Json* tools = body.array("tools")) parse_functions(*tools, request);
   request.tool_choice = parse_tool_choice(body, request.tools);
   if (auto format = body.object("response_format")) request.format = parse_format(*format);
   parse_reasoning(body, model, request.thinking, call.ignored);

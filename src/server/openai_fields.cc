@@ -113,34 +113,37 @@ std::vector<std::string> parse_stop(Body& body, const char* name) {
   return out;
 }
 
-Json parse_functions(const Json& tools, const std::string& path) {
-  if (tools.size() > kMaxTools)
-    throw ApiError::bad_field(path, fmt::format("{}: more than {} tools", path, kMaxTools));
-  Json out = Json::array();
-  std::set<std::string> names;
+void Functions::add(const Body& fields, const char* schema, Json tool) {
+  if (request_.tool_places.size() == kMaxTools)
+    throw ApiError::bad_field("tools", fmt::format("tools: more than {} tools", kMaxTools));
+  const Json& function = tool["function"];
+  const auto named = function.find("name");
+  const std::string name = named != function.end() && named->is_string() ? named->get<std::string>() : "";
+  if (!is_function_name(name))
+    fields.fail("name", fmt::format("'{}' is no function name: 1 to {} bytes without white space and <>\"=",
+                                    printable(name, 40), kMaxNameBytes));
+  if (!names_.insert(name).second) fields.fail("name", fmt::format("two functions are named '{}'", name));
+  const auto parameters = function.find("parameters");
+  if (parameters != function.end() && !parameters->is_null() && !parameters->is_object())
+    fields.fail(schema, "a JSON schema is an object");
+  request_.tools.push_back(std::move(tool));
+  request_.tool_places.push_back({.name = fields.path_of("name"), .schema = fields.path_of(schema)});
+}
+
+void parse_functions(const Json& tools, engine::ChatRequest& request) {
+  Functions functions(request);
   for (size_t i = 0; i < tools.size(); ++i) {
-    const std::string at = fmt::format("{}[{}]", path, i);
-    const Json& tool = tools[i];
-    Body fields(tool, at + ".");
+    Body fields(tools[i], fmt::format("tools[{}].", i));
     const std::string type = fields.text("type").value_or("");
     if (type != "function")
       fields.fail("type",
                   fmt::format("'{}' is not supported; tools are of the type function", printable(type, 40)));
     auto inner = fields.object("function");
     if (!inner) fields.fail("function", "an object with the function's name is needed");
-    const std::string name = inner->text("name").value_or("");
-    if (!is_function_name(name))
-      inner->fail("name", fmt::format("'{}' is no function name: 1 to {} bytes without white space and <>\"=",
-                                      printable(name, 40), kMaxNameBytes));
-    if (!names.insert(name).second) inner->fail("name", fmt::format("two functions are named '{}'", name));
-    inner->text("description");
+    for (const char* name : {"name", "description"}) inner->text(name);
     inner->boolean("strict", false);
-    const Json* parameters = inner->find("parameters");
-    if (parameters != nullptr && !parameters->is_object())
-      inner->fail("parameters", "a JSON schema is an object");
-    out.push_back(tool);
+    functions.add(*inner, "parameters", tools[i]);
   }
-  return out.empty() ? Json() : out;
 }
 
 engine::ToolChoice parse_tool_choice(Body& body, const Json& tools) {
@@ -263,11 +266,16 @@ Json openai_usage(const engine::Usage& usage, int32_t reasoning_tokens) {
           {"completion_tokens_details", {{"reasoning_tokens", reasoning_tokens}}}};
 }
 
+Json chunk_of(Json head, Json choice) {
+  head["choices"] = Json::array();
+  head["choices"].push_back(std::move(choice));
+  return head;
+}
+
 std::string closing_chunks(const Json& head, Json choice, const char* finish_reason,
                            const engine::AnswerEnd& end, const Json& usage) {
   choice["finish_reason"] = finish_reason;
-  Json last = head;
-  last["choices"] = Json::array({std::move(choice)});
+  Json last = chunk_of(head, std::move(choice));
   last["lily"] = lily_details(end);
   std::string out = sse(last);
   if (!usage.is_null()) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,8 +16,21 @@ namespace lily::server {
 engine::SamplingOverrides parse_sampling(Body& body, const ServedModel& model);
 // A string or up to 16 of them.
 std::vector<std::string> parse_stop(Body& body, const char* name);
-// Functions with names of their own, as they came; null if there are none.
-Json parse_functions(const Json& tools, const std::string& path);
+// The functions of a request, each with a name of its own, for the template; ChatRequest::tools stays null if
+// there are none.
+class Functions {
+ public:
+  explicit Functions(engine::ChatRequest& request) : request_(request) {}
+  // `tool`: in the form that the template takes; `fields` and `schema`: where the client has its name, and
+  // its schema.
+  void add(const Body& fields, const char* schema, Json tool);
+
+ private:
+  engine::ChatRequest& request_;
+  std::set<std::string> names_;
+};
+// Those of chat completions, which have that form; the others put theirs together.
+void parse_functions(const Json& tools, engine::ChatRequest& request);
 // auto, none, required (any), or a function's name in one of the forms in use.
 engine::ToolChoice parse_tool_choice(Body& body, const Json& tools);
 // {"type": "text" | "json_object" | "json_schema", ...}; the schema inside or flat.
@@ -35,8 +49,9 @@ void refuse_several(Body& body, const char* name);
 // "usage" of completions; responses have names of their own.
 Json openai_usage(const engine::Usage& usage, int32_t reasoning_tokens);
 
-// The last chunks of a stream: one with the end of the choice, one with `usage` where it is not null, [DONE].
-// `head`: what all chunks have in common.
+// A chunk of a stream. `head`: what all chunks have in common.
+Json chunk_of(Json head, Json choice);
+// The last chunks: one with the end of the choice, one with `usage` where it is not null, [DONE].
 std::string closing_chunks(const Json& head, Json choice, const char* finish_reason,
                            const engine::AnswerEnd& end, const Json& usage);
 // stream, and stream_options.include_usage. Returns whether usage is asked for.

@@ -111,12 +111,7 @@ class TextWriter final : public AnswerWriter {
     return out;
   }
 
-  Json around(Json choice) const {
-    Json out = head();
-    out["choices"] = Json::array();
-    out["choices"].push_back(std::move(choice));
-    return out;
-  }
+  Json around(Json choice) const { return chunk_of(head(), std::move(choice)); }
 
   std::string chunk(const std::string& text) {
     return unsent_.empty() ? plain_chunk_.with(text) : sse(around(fresh_choice(text)));

@@ -25,6 +25,8 @@ void refuse_what_is_not_supported(Body& body) {
 // The tools as functions that the model sees, and how they are called on the wire.
 class Tools {
  public:
+  explicit Tools(engine::ChatRequest& request) : functions_(request) {}
+
   void read(const Json& list, const std::string& path, const std::string& name_space,
             std::vector<std::string>& ignored) {
     for (size_t i = 0; i < list.size(); ++i) {
@@ -46,7 +48,6 @@ class Tools {
     }
   }
 
-  Json functions() const { return parse_functions(functions_, "tools"); }
   std::map<std::string, WireTool> take_names() { return std::move(names_); }
   // The name that the model sees; empty if there is no such tool.
   std::string find(const std::string& name, const std::string& name_space) const {
@@ -56,11 +57,11 @@ class Tools {
   }
 
  private:
-  void add(Json function, const std::string& name_space, bool is_custom) {
+  void add(const Body& tool, Json function, const std::string& name_space, bool is_custom) {
     const auto name = function["name"].get<std::string>();
     function["name"] = flat_name(name_space, name);
     names_[function["name"].get<std::string>()] = {name, name_space, is_custom};
-    functions_.push_back({{"type", "function"}, {"function", std::move(function)}});
+    functions_.add(tool, "parameters", {{"type", "function"}, {"function", std::move(function)}});
   }
 
   static Json named(Body& tool) {
@@ -75,7 +76,7 @@ class Tools {
     Json function = named(tool);
     if (const Json* parameters = tool.find("parameters")) function["parameters"] = *parameters;
     if (tool.boolean("strict", false)) function["strict"] = true;
-    add(std::move(function), name_space, false);
+    add(tool, std::move(function), name_space, false);
   }
 
   // Free text is one parameter. A grammar cannot be enforced; the model can read it.
@@ -91,10 +92,10 @@ class Tools {
     function["parameters"] = {{"type", "object"},
                               {"properties", {{kCustomInput, {{"type", "string"}}}}},
                               {"required", Json::array({kCustomInput})}};
-    add(std::move(function), name_space, true);
+    add(tool, std::move(function), name_space, true);
   }
 
-  Json functions_ = Json::array();
+  Functions functions_;
   std::map<std::string, WireTool> names_;
 };
 
@@ -158,7 +159,7 @@ Json echo_of(Body& body, const ServedModel& model, bool store) {
 
 Call parse_response(const Json& json, const ServedModel& model, ResponseStore& store) {
   Body body(json);
-  Call call{.schema_of_tool = "parameters"};
+  Call call;
   engine::ChatRequest request;
   ResponseAnswer answer;
   refuse_what_is_not_supported(body);
@@ -178,9 +179,8 @@ Call parse_response(const Json& json, const ServedModel& model, ResponseStore& s
     request.messages.push_back(text::Message::of("system", *instructions));
   request.messages.insert(request.messages.end(), answer.messages.begin(), answer.messages.end());
 
-  Tools tools;
+  Tools tools(request);
   if (const Json* list = body.array("tools")) tools.read(*list, "tools", "", call.ignored);
-  request.tools = tools.functions();
   request.tool_choice = read_tool_choice(body, tools, !request.tools.is_null());
   answer.tools = tools.take_names();
 

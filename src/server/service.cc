@@ -43,8 +43,6 @@ engine::AnswerStream Service::start(const Call& call) {
   note_ignored(call.ignored);
   try {
     return std::visit([&](const auto& request) { return assistant_.start(request); }, call.request);
-  } catch (const engine::SchemaRefused& e) {
-    throw ApiError::bad_field(call.in_its_words(e.field), call.in_its_words(e.what()));
   } catch (const std::exception& e) {
     throw api_error_of(e);
   }

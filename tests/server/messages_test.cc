@@ -184,7 +184,7 @@ TEST(MessageRequest, FaultsNameTheirPlace) {
       {R"({"system": [{"type": "image"}]})", "system[0]"},
       {R"({"max_tokens": 0})", "max_tokens"},
       {R"({"tools": [{"description": "x"}]})", "tools[0].name"},
-      {R"({"tools": [{"name": "a"}, {"name": "a"}]})", "tools[1].function.name"},
+      {R"({"tools": [{"name": "a"}, {"name": "a"}]})", "tools[1].name"},
       {R"({"mcp_servers": [{"url": "x"}]})", "mcp_servers"},
       {R"({"container": "x"})", "container"},
   };

@@ -138,7 +138,7 @@ TEST_F(Responses, FaultsNameTheirPlace) {
       {R"({"input": "a", "tools": [{"name": "f"}]})", "tools[0].type"},
       {R"({"input": "a", "tools": [{"type": "function"}]})", "tools[0].name"},
       {R"({"input": "a", "tools": [{"type": "function", "name": "f"}, {"type": "custom", "name": "f"}]})",
-       "tools[1].function.name"},
+       "tools[1].name"},
   };
   for (const auto& [json, param] : cases) {
     const ApiError error = refused(json);

@@ -61,10 +61,15 @@ TEST(Serve, ASchemaThatCannotBeHeldIsToldWithThePathThatTheRequestHas) {
        {"tools",
         {{{"type", "function"}, {"function", {{"name", "f"}, {"strict", true}, {"parameters", schema}}}}}}});
   EXPECT_EQ(error["param"].get<std::string>().find("tools[0].function.parameters"), 0u) << error;
+  // A tool that is passed over counts too.
   error = asked("/v1/messages", {{"messages", messages},
                                  {"tool_choice", {{"type", "any"}}},
-                                 {"tools", {{{"name", "f"}, {"strict", true}, {"input_schema", schema}}}}});
-  EXPECT_EQ(error["message"].get<std::string>().find("tools[0].input_schema"), 0u) << error;
+                                 {"tools",
+                                  {{{"type", "web_search_20250305"}, {"name", "web_search"}},
+                                   {{"name", "f"}, {"strict", true}, {"input_schema", schema}}}}});
+  EXPECT_EQ(error["message"].get<std::string>().find("tools[1].input_schema"), 0u) << error;
+  error = asked("/v1/messages", {{"messages", messages}, {"tools", {{{"name", "a b"}}}}});
+  EXPECT_EQ(error["message"].get<std::string>().find("tools[0].name"), 0u) << error;
   Json asks_response = {
       {"input", "hi"},
       {"tool_choice", "required"},
@@ -72,6 +77,9 @@ TEST(Serve, ASchemaThatCannotBeHeldIsToldWithThePathThatTheRequestHas) {
   asks_response["max_output_tokens"] = 1;
   error = Json::parse(server.ask("/v1/responses", asks_response.dump()).body)["error"];
   EXPECT_EQ(error["param"].get<std::string>().find("tools[0].parameters"), 0u) << error;
+  asks_response["tools"] = {{{"type", "namespace"}, {"name", "files"}, {"tools", asks_response["tools"]}}};
+  error = Json::parse(server.ask("/v1/responses", asks_response.dump()).body)["error"];
+  EXPECT_EQ(error["param"].get<std::string>().find("tools[0].tools[0].parameters"), 0u) << error;
 }
 
 }  // namespace

@@ -61,7 +61,14 @@ void Executor::work(Worker worker) {
     const size_t interval = current_.load(std::memory_order_acquire);
     if (interval == intervals_.size()) return;
     // Who has run units is in time: the interval cannot be over before they are counted.
-    const int64_t n = run_units(interval, worker);
+    int64_t n = 0;
+    try {
+      n = run_units(interval, worker);
+    } catch (...) {  // its units are never counted: nobody else opens an interval after this one
+      current_.store(static_cast<uint32_t>(intervals_.size()), std::memory_order_release);
+      current_.notify_all();
+      throw;
+    }
     if (n > 0 && n_left_.fetch_sub(n, std::memory_order_acq_rel) == n) open_after(interval);
     else wait_for_end_of(interval);
   }

@@ -1,5 +1,7 @@
 #include "engine/grammar/call_grammar.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <set>
@@ -44,13 +46,13 @@ class CallGrammar {
     root_ = grammar_.add({.kind = Kind::any_of});
   }
 
-  void add(const ordered_json& function, const std::string& path) {
+  void add(const ordered_json& function, const ToolPlace& place) {
     const std::string name = function.at("name").get<std::string>();
     if (!is_writable(name))
-      fail(Fault::user, "{}.name: \"{}\" cannot be written in a call; use letters, digits, _ and -", path,
+      fail(Fault::user, "{}: \"{}\" cannot be written in a call; use letters, digits, _ and -", place.name,
            printable(name));
     const NodeId members = grammar_.add({.kind = Kind::members});
-    Node filled = is_strict(function) ? strict_members(function, path) : free_members(function, name);
+    Node filled = is_strict(function) ? strict_members(function, place.schema) : free_members(function, name);
     grammar_[members] = std::move(filled);
     const NodeId head = grammar_.add_literal("\n<function=" + name + ">\n");
     const NodeId call =
@@ -72,14 +74,14 @@ class CallGrammar {
     return grammar_.add({.kind = Kind::sequence, .children = {open, value, close_parameter_}});
   }
 
-  Node strict_members(const ordered_json& function, const std::string& path) {
+  Node strict_members(const ordered_json& function, const std::string& place) {
     Node members{.kind = Kind::members};
     const auto schema = function.find("parameters");
     if (schema == function.end() || schema->is_null()) return members;
-    SchemaCompiler compiler(grammar_, *schema, path + ".parameters", left_);
+    SchemaCompiler compiler(grammar_, *schema, place, left_);
     for (const auto& property : compiler.object(*schema, "#").properties) {
       if (!is_writable(property.name))
-        fail(Fault::user, "{}.parameters at #/properties: \"{}\" cannot be written in a call", path,
+        fail(Fault::user, "{} at #/properties: \"{}\" cannot be written in a call", place,
              printable(property.name));
       const NodeId value = compiler.compile_parameter(property);
       members.members.push_back({.value = parameter(property.name, value), .required = property.required});
@@ -120,7 +122,8 @@ class CallGrammar {
 
 }  // namespace
 
-Grammar call_grammar(const ordered_json& tools, std::string_view name, const SchemaLimits& limits) {
+Grammar call_grammar(const ordered_json& tools, std::string_view name, std::span<const ToolPlace> places,
+                     const SchemaLimits& limits) {
   CallGrammar grammar(tools, limits);
   bool found = false;
   for (size_t i = 0; tools.is_array() && i < tools.size(); ++i) {
@@ -128,7 +131,8 @@ Grammar call_grammar(const ordered_json& tools, std::string_view name, const Sch
     const auto own = function.find("name");
     if (own == function.end() || !own->is_string()) continue;
     if (!name.empty() && own->get_ref<const std::string&>() != name) continue;
-    grammar.add(function, "tools[" + std::to_string(i) + "].function");
+    const std::string at = fmt::format("tools[{}].function", i);
+    grammar.add(function, i < places.size() ? places[i] : ToolPlace{at + ".name", at + ".parameters"});
     found = true;
   }
   if (!found && !name.empty())

@@ -131,7 +131,7 @@ std::unique_ptr<TokenConstraint> GrammarCompiler::constraint_for(const ChatReque
     demands.calls = compiled("", [&] {
       check_nesting(request.tools, "tools");
       return matcher("calls " + text::dump_json(name) + text::dump_json(request.tools),
-                     [&] { return call_grammar(request.tools, name); });
+                     [&] { return call_grammar(request.tools, name, request.tool_places); });
     });
   }
   if (demands.starts_in_thinking && request.thinking.budget) {

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <numeric>
+#include <stdexcept>
 #include <thread>
 #include <vector>
 
@@ -160,6 +161,30 @@ TEST_P(ExecutorTest, AThreadThatIsAwayKeepsNobodyWaitingAndTakesNothingTwice) {
     n_away = n_asleep.load();
   }
   EXPECT_GT(n_away, 0);
+}
+
+// The other threads must not wait for a unit that nobody will ever have run.
+TEST_P(ExecutorTest, APhaseThatThrowsEndsTheStepAndTheNextOneRuns) {
+  Fixture f(GetParam());
+  constexpr int64_t kUnits = 40;
+  for (const int64_t bad : {int64_t{0}, kUnits / 2, kUnits - 1}) {
+    bool throws = true;
+    std::atomic<int64_t> n_after{0};
+    std::vector<Phase> phases;
+    phases.push_back({[](const Step&) { return kUnits; },
+                      [&, bad](const Step&, Worker&, int64_t unit) {
+                        if (throws && unit == bad) throw std::runtime_error("no memory for a unit");
+                      },
+                      {}});
+    phases.push_back({[](const Step&) { return kUnits; },
+                      [&](const Step&, Worker&, int64_t) { n_after.fetch_add(1); },
+                      {}});
+    EXPECT_THROW(f.run(phases, {{0}, {1}}), std::runtime_error);
+    EXPECT_EQ(n_after.load(), 0);
+    throws = false;
+    f.run(phases, {{0}, {1}});
+    EXPECT_EQ(n_after.load(), kUnits);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Threads, ExecutorTest, testing::Values(1, 2, 5));
