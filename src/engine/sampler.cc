@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <limits>
 #include <type_traits>
+#include <utility>
 
 #include "base/error.h"
 
@@ -81,12 +82,15 @@ float Sampler::adjusted(const History& h, float logit) const {
   return z;
 }
 
+plan::SampleSettings Sampler::settings() const {
+  return {.temperature = params_.temperature,
+          .top_p = params_.top_p,
+          .min_p = params_.min_p,
+          .top_k = params_.top_k};
+}
+
 int32_t Sampler::draw(std::span<const plan::Candidate> sorted, uint32_t step) const {
-  const plan::SampleSettings settings{.temperature = params_.temperature,
-                                      .top_p = params_.top_p,
-                                      .min_p = params_.min_p,
-                                      .top_k = params_.top_k};
-  return plan::sample(sorted, settings, plan::uniform(params_.seed, params_.sequence, step));
+  return plan::sample(sorted, settings(), uniform(step));
 }
 
 int32_t Sampler::choose(std::span<const float> logits, const TokenMask* allowed, uint32_t step) const {
@@ -97,11 +101,17 @@ int32_t Sampler::choose(std::span<const float> logits, const TokenMask* allowed,
     for (int32_t id = 0; id < n_tokens_; ++id)
       if (!allowed->allows(id)) z[static_cast<size_t>(id)] = kMinusInfinity;
 
-  const int64_t wanted = greedy() ? 1 : params_.top_k > 0 ? params_.top_k : n_tokens_;
-  std::vector<plan::Candidate> sorted = plan::top_candidates(z, wanted);
-  while (!sorted.empty() && sorted.back().logit == kMinusInfinity) sorted.pop_back();
-  if (sorted.empty() || !std::isfinite(sorted[0].logit)) fail_none_allowed(allowed);
-  return draw(sorted, step);
+  std::vector<plan::Candidate> possible;
+  float largest = kMinusInfinity;
+  for (int32_t id = 0; id < n_tokens_; ++id) {
+    const float logit = plan::without_nan(z[static_cast<size_t>(id)]);
+    if (logit > kMinusInfinity) possible.push_back({id, logit});
+    largest = std::max(largest, logit);
+  }
+  if (!std::isfinite(largest)) fail_none_allowed(allowed);
+  if (!greedy() && params_.top_k == 0)
+    return plan::sample_unsorted(std::move(possible), settings(), uniform(step));
+  return draw(plan::first_candidates(std::move(possible), greedy() ? 1 : params_.top_k), step);
 }
 
 std::optional<int32_t> Sampler::choose(const CandidateRow& row, const TokenMask* allowed,

@@ -63,6 +63,8 @@ class Sampler {
   std::optional<int32_t> choose_from(const CandidateRow& row, const Allows& allows, Rule rule,
                                      uint32_t step) const;
   int32_t draw(std::span<const plan::Candidate> sorted, uint32_t step) const;
+  plan::SampleSettings settings() const;
+  float uniform(uint32_t step) const { return plan::uniform(params_.seed, params_.sequence, step); }
 
   SamplingParams params_;
   int32_t n_tokens_;

@@ -100,6 +100,49 @@ int32_t sample(std::span<const Candidate> sorted, const SampleSettings& settings
   return sorted[n - 1].id;
 }
 
+int32_t sample_unsorted(std::vector<Candidate> some, const SampleSettings& settings, float u) {
+  LILY_CHECK(!some.empty() && settings.temperature > 0 && settings.top_k == 0);
+  float largest = some[0].logit;
+  for (const Candidate& c : some) largest = std::max(largest, c.logit);
+  const auto weight = [&](const Candidate& c) {
+    return std::exp(static_cast<double>((c.logit - largest) / settings.temperature));
+  };
+  double sum = 0;
+  for (const Candidate& c : some) sum += weight(c);
+
+  constexpr size_t kFirstSorted = 64, kGrowth = 8;
+  size_t n_sorted = 0;
+  const auto at = [&](size_t i) -> const Candidate& {
+    while (i >= n_sorted) {
+      const size_t n = std::min(some.size(), std::max(kFirstSorted, n_sorted * kGrowth));
+      const auto first = some.begin() + static_cast<std::ptrdiff_t>(n_sorted);
+      const auto end = some.begin() + static_cast<std::ptrdiff_t>(n);
+      if (end != some.end()) std::nth_element(first, end, some.end(), before);
+      std::sort(first, end, before);
+      n_sorted = n;
+    }
+    return some[i];
+  };
+  size_t n = some.size();
+  double total = sum;
+  if (settings.top_p < 1 || settings.min_p > 0) {
+    n = 0, total = 0;
+    while (n < some.size()) {
+      const double w = weight(at(n));
+      if (n > 0 && w < static_cast<double>(settings.min_p)) break;
+      total += w;
+      ++n;
+      if (settings.top_p < 1 && total >= static_cast<double>(settings.top_p) * sum) break;
+    }
+  }
+  double prefix = 0;
+  for (size_t i = 0; i < n; ++i) {
+    prefix += weight(at(i));
+    if (prefix > static_cast<double>(u) * total) return at(i).id;
+  }
+  return at(n - 1).id;
+}
+
 int32_t sample_token(std::span<const float> logits, const SampleSettings& settings, float u) {
   if (settings.temperature <= 0) return greedy_token(logits);
   const int64_t n = settings.top_k > 0 ? settings.top_k : static_cast<int64_t>(logits.size());

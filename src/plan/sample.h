@@ -48,6 +48,9 @@ float logsumexp(std::span<const float> logits);       // sum in double
 // One draw. `sorted` holds candidates as top_candidates returns them: all of them, or at least as many as the
 // settings can keep (top_k > 0 and n >= top_k).
 int32_t sample(std::span<const Candidate> sorted, const SampleSettings& settings, float u);
+// The same without top-k, from candidates in any order of which the largest logit is finite: sorts only as
+// far as the draw goes. The softmax's denominator is summed in the order given.
+int32_t sample_unsorted(std::vector<Candidate> some, const SampleSettings& settings, float u);
 // The same from a row of logits.
 int32_t sample_token(std::span<const float> logits, const SampleSettings& settings, float u);
 

@@ -104,6 +104,29 @@ TEST(Sample, MaskedTokensAreNeverDrawn) {
   for (int i = 0; i < 1000; ++i) EXPECT_EQ(sample_token(logits, {}, static_cast<float>(i) / 1000) % 2, 1);
 }
 
+TEST(Sample, WithoutTopKTheOrderGivenDoesNotMatter) {
+  std::mt19937 random(17);
+  std::normal_distribution<float> normal(0, 2);
+  std::uniform_real_distribution<float> between(0, 1);
+  for (int row = 0; row < 300; ++row) {
+    std::vector<Candidate> some(1 + random() % 5000);
+    std::vector<float> logits;
+    for (size_t i = 0; i < some.size(); ++i) {
+      const float logit = random() % 16 == 0 ? -kInf : std::round(normal(random) * 8) / 8;  // many are equal
+      logits.push_back(i == 0 ? 0 : logit);
+      some[i] = {static_cast<int32_t>(i), logits[i]};
+    }
+    const SampleSettings s{.temperature = 0.1f + 2 * between(random),
+                           .top_p = row % 3 == 0 ? 1 : between(random),
+                           .min_p = row % 2 == 0 ? 0 : between(random) / 10};
+    for (int draw = 0; draw < 10; ++draw) {
+      std::shuffle(some.begin(), some.end(), random);
+      const float u = draw == 0 ? 1 - 0x1p-24f : between(random);
+      EXPECT_EQ(sample_unsorted(some, s, u), sample_token(logits, s, u)) << row << ", " << u;
+    }
+  }
+}
+
 TEST(Sample, CandidatesSufficeForTopK) {
   std::mt19937 random(5);
   std::normal_distribution<float> normal(0, 3);
