@@ -4,6 +4,9 @@ RELEASE := build/release
 # The CUDA backend takes minutes to compile: it is built where there is a GPU to run it. CUDA=ON builds it anyway.
 CUDA ?= $(if $(wildcard /dev/nvidia0),AUTO,OFF)
 WERROR ?= OFF
+FIRST := $(if $(wildcard $(RELEASE)/CMakeCache.txt),,yes)
+# What was chosen once stays until something else is asked for.
+chosen = $(if $(or $(FIRST),$(filter command environment,$(origin $1))),-DLILY_$1=$($1))
 # Groups of sources at once make a build from scratch nearly twice as quick; OFF is quicker after a small change.
 UNITY ?= ON
 # Some tests wait (for servers, downloads, limits of time) while others compute.
@@ -19,7 +22,8 @@ run: build  ## installs what is missing, builds, and lets the bundled model answ
 
 build:  ## the program alone: build/release/lily
 	@scripts/deps build
-	@test -f $(RELEASE)/CMakeCache.txt || cmake --preset release -DLILY_TESTS=OFF -DLILY_EMULATOR=OFF -DLILY_CUDA=$(CUDA) -DLILY_UNITY=$(UNITY)
+	$(if $(FIRST),@cmake --preset release -DLILY_TESTS=OFF -DLILY_EMULATOR=OFF $(call chosen,CUDA) $(call chosen,UNITY))
+	$(if $(and $(if $(FIRST),,yes),$(call chosen,CUDA)$(call chosen,UNITY)),@cmake --preset release $(call chosen,CUDA) $(call chosen,UNITY))
 	@cmake --build $(RELEASE) -j $(JOBS) --target lily
 
 install:  ## into PREFIX (/usr/local), below DESTDIR if that is set
@@ -45,7 +49,7 @@ test-all: build-tests  ## the slow tests too, and those of the devices that this
 .PHONY: build-tests
 build-tests:
 	@scripts/deps build test
-	@cmake --preset release -DLILY_TESTS=ON -DLILY_EMULATOR=ON -DLILY_CUDA=$(CUDA) -DLILY_WERROR=$(WERROR) -DLILY_UNITY=$(UNITY)
+	@cmake --preset release -DLILY_TESTS=ON -DLILY_EMULATOR=ON -DLILY_WERROR=$(WERROR) $(call chosen,CUDA) $(call chosen,UNITY)
 	@cmake --build $(RELEASE) -j $(JOBS)
 
 .PHONY: interop

@@ -8,6 +8,9 @@ target_compile_features(lily_embed_metal PRIVATE cxx_std_20)
 
 # LILY_HAVE_EMULATOR: kernels are compiled for the emulator too.
 set(LILY_HAVE_EMULATOR OFF)
+if(LILY_EMULATOR AND NOT LILY_TESTS)
+  message(STATUS "Metal emulator: left out, it comes with LILY_TESTS")
+endif()
 if(LILY_EMULATOR AND LILY_TESTS AND EXISTS ${CMAKE_SOURCE_DIR}/emulator/CMakeLists.txt)
   find_program(LILY_KERNEL_CXX NAMES clang++-19 clang++ DOC "clang++ that compiles Metal kernels for the emulator")
   if(NOT CMAKE_SYSTEM_NAME STREQUAL "Linux" OR NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|aarch64|arm64")

@@ -6,6 +6,8 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/log.h"
+#include "base/printable.h"
 
 namespace lily {
 namespace {
@@ -14,9 +16,10 @@ double microseconds(Trace::Clock::duration d) { return std::chrono::duration<dou
 
 }  // namespace
 
-Trace::Trace(const std::filesystem::path& path) : file_(std::fopen(path.c_str(), "we")) {
+Trace::Trace(const std::filesystem::path& path)
+    : path_(printable(path.string(), 400)), file_(std::fopen(path.c_str(), "we")) {
   if (file_ == nullptr)
-    fail(Fault::user, "--profile {}: the file cannot be written: {}", path.string(), std::strerror(errno));
+    fail(Fault::user, "--profile {}: the file cannot be written: {}", path_, std::strerror(errno));
   std::fputs("[\n", file_);
   for (const auto& [track, name] : {std::pair{Track::steps, "steps"}, std::pair{Track::ops, "ops"}})
     fmt::print(file_,
@@ -30,7 +33,9 @@ Trace::~Trace() {
   std::fputs(R"({"name": "end", "ph": "M", "pid": 1, "args": {}})"
              "\n]\n",
              file_);
-  std::fclose(file_);
+  const bool is_whole = std::ferror(file_) == 0;
+  if (std::fclose(file_) != 0 || !is_whole)
+    log(LogLevel::warning, "--profile {}: could not be written as a whole", path_);
 }
 
 void Trace::add(Track track, std::string_view name, Clock::time_point begin, Clock::time_point end,

@@ -34,6 +34,7 @@ class Trace {
  private:
   const Clock::time_point start_ = Clock::now();
   std::mutex mutex_;
+  std::string path_;  // for messages
   std::FILE* file_;
 };
 

@@ -21,6 +21,11 @@
 extern char** environ;
 
 namespace lily::cli {
+namespace {
+
+constexpr size_t kMostOutput = size_t{64} << 20;
+
+}  // namespace
 
 std::string executable_path() {
 #ifdef __APPLE__
@@ -57,7 +62,7 @@ std::string run_child(const std::vector<std::string>& command) {
   }
   std::string out;
   std::array<char, 65536> bytes{};
-  bool told = false;
+  bool told = false, is_endless = false;
   while (true) {
     if (interrupted() && !told) {
       ::kill(child, SIGINT);
@@ -67,12 +72,19 @@ std::string run_child(const std::vector<std::string>& command) {
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) break;
     out.append(bytes.data(), static_cast<size_t>(n));
+    if (out.size() > kMostOutput && !told) {
+      ::kill(child, SIGKILL);
+      told = is_endless = true;
+    }
+    if (is_endless) out.clear();
   }
   ::close(ends[0]);
   int status = 0;
   while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
   check_interrupted();
+  if (is_endless)
+    fail(Fault::user, "{}: printed more than {} MiB and was ended", command[0], kMostOutput >> 20);
   if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
     fail(Fault::user, "{}: ended with {} {}", command[0], WIFEXITED(status) ? "exit code" : "signal",
          WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status));

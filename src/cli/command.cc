@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <fmt/format.h>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -9,6 +10,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "base/memory_limit.h"
 
@@ -17,6 +19,7 @@ namespace {
 
 // Of the budget for memory, beside what the program takes before it loads: 128 MiB of answers that are
 // remembered, 64 MiB of stored responses, and requests, compiled steps and threads (tests/soak/memory.py).
+constexpr size_t kSizeDigits = 18;
 constexpr int64_t kProgramBytes = int64_t{256} << 20;
 // Of the machine's memory, one part in so many is left to others, at most 1 GiB.
 constexpr int64_t kLeastAvailableShare = 20;
@@ -72,7 +75,7 @@ void add_disk_options(CLI::App& command, DiskOptions& options) {
   command
       .add_option("--cache-size", options.n_bytes,
                   "Bytes that folder may take, as in 20GB; what saves least is deleted first")
-      ->transform(CLI::AsSizeValue(true))
+      ->transform(as_size())
       ->capture_default_str();
 }
 
@@ -108,6 +111,30 @@ std::atomic<bool>& interrupted() {
 
 void check_interrupted() {
   if (interrupted()) throw Interrupted{};
+}
+
+std::string read_named_file(const char* option, const std::string& path, uint64_t max_bytes) {
+  try {
+    return read_text_file(path, max_bytes);
+  } catch (const Error& e) {
+    fail(Fault::user, "{} {}", option, e.what());
+  }
+}
+
+CLI::Validator as_size() {
+  return {[](std::string& text) -> std::string {
+            const std::string typed = text;
+            std::string error;
+            try {
+              error = CLI::AsSizeValue(true)(text);
+            } catch (const CLI::ValidationError& e) {
+              error = e.what();
+            }
+            const bool is_one = error.empty() && typed.find('-') == typed.npos && text.size() <= kSizeDigits;
+            return is_one ? ""
+                          : fmt::format("'{}' is no number of bytes; write it as in 20GB or 512MiB", typed);
+          },
+          "SIZE"};
 }
 
 bool stderr_is_terminal() { return isatty(STDERR_FILENO) != 0; }

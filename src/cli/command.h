@@ -55,6 +55,9 @@ void add_model_options(CLI::App& command, ModelOptions& options);
 // Of those that run steps through an engine.
 void add_profile_option(CLI::App& command, ModelOptions& options);
 
+// A number of bytes, with a unit or without; below 10^18.
+CLI::Validator as_size();
+
 // Sessions that outlive the process.
 struct DiskOptions {
   std::string folder;  // empty: none
@@ -66,6 +69,8 @@ void add_disk_options(CLI::App& command, DiskOptions& options);
 // lies in the Hugging Face cache, or, where `name` is empty, LILY_MODEL, else the real model if it has been
 // pulled, else the demo model with a notice.
 std::string find_model(const std::string& name);
+// A text file that an option names; what is wrong with it is the user's fault and names the option.
+std::string read_named_file(const char* option, const std::string& path, uint64_t max_bytes);
 // The demo model that comes with the program; empty where it is missing.
 inline constexpr const char* kDemoModel = "lily-tiny";
 std::filesystem::path find_bundled();

@@ -36,8 +36,9 @@ int run_diff(const DiffOptions& o) {
   const std::string folder = find_model(o.model.model);
   const model::Checkpoint checkpoint = model::Checkpoint::open(folder);
   const text::Tokenizer tokenizer = text::Tokenizer::load(folder);
-  std::vector<int32_t> tokens = tokenizer.encode(
-      o.text.empty() ? kSampleText : read_text_file(o.text, kMaxDiffTextBytes), text::AddedTokens::none);
+  std::vector<int32_t> tokens =
+      tokenizer.encode(o.text.empty() ? kSampleText : read_named_file("--text", o.text, kMaxDiffTextBytes),
+                       text::AddedTokens::none);
   if (tokens.size() > static_cast<size_t>(o.rows)) tokens.resize(static_cast<size_t>(o.rows));
   if (tokens.size() < 2) fail(Fault::user, "diff needs at least 2 tokens of text");
 

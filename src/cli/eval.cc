@@ -134,7 +134,7 @@ Json against_goldens(const EvalOptions& o, const model::Checkpoint& checkpoint, 
 
 Json on_text(const EvalOptions& o, const model::Checkpoint& checkpoint, const text::Tokenizer& tokenizer) {
   const std::vector<int32_t> ids =
-      tokenizer.encode(read_text_file(o.text, kMaxTextBytes), text::AddedTokens::none);
+      tokenizer.encode(read_named_file("--text", o.text, kMaxTextBytes), text::AddedTokens::none);
   if (ids.size() < 2)
     fail(Fault::user, "{}: too short: {}, at least 2 are needed", o.text, counted(std::ssize(ids), "token"));
   const std::vector<int32_t> positions = spread_positions(ids.size(), o.positions);
@@ -172,6 +172,8 @@ int run_eval(const EvalOptions& o) {
     fail(Fault::user, "eval needs either --goldens DIR or --text FILE");
   if (!o.against.empty() && o.text.empty())
     fail(Fault::user, "--against compares two backends on a text: name one with --text FILE");
+  if (o.limit > 0 && o.goldens.empty())
+    fail(Fault::user, "--limit counts the golden prompts of --goldens; a text is predicted as a whole");
   const std::string folder = find_model(o.model.model);
   const model::Checkpoint checkpoint = model::Checkpoint::open(folder);
   const text::Tokenizer tokenizer = text::Tokenizer::load(folder);

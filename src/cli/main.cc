@@ -43,6 +43,7 @@ int main(int argc, char** argv) {
   std::signal(SIGTERM, on_terminate);
   std::signal(SIGHUP, on_terminate);
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);  // a limit of file sizes is an error of that write
 
   CLI::App app{"lily: local inference for Qwen3.6-35B-A3B"};
   app.require_subcommand(1);

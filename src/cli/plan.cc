@@ -113,9 +113,9 @@ int run_plan(const PlanOptions& o) {
     return 0;
   }
   if (o.list) fmt::print("{}", plan::list(plan, work));
-  fmt::print("{} of {} at context {}: {} as {} dispatches in {}, {}\n", o.phase, counted(work.rows, "row"),
-             work.position, counted(std::ssize(plan.ops), "op"), launches.launches,
-             counted(launches.stages, "stage"), counted(launches.barriers, "barrier"));
+  fmt::print("{} of {} at context {} on {}: {} as {} dispatches in {}, {}\n", o.phase,
+             counted(work.rows, "row"), work.position, backend, counted(std::ssize(plan.ops), "op"),
+             launches.launches, counted(launches.stages, "stage"), counted(launches.barriers, "barrier"));
   const std::pair<const char*, int64_t> lines[] = {{"weights read", cost.weight_bytes},
                                                    {"delta state read", cost.state_read_bytes},
                                                    {"delta state written", cost.state_write_bytes},

@@ -116,7 +116,7 @@ int run_run(const RunOptions& o) {
     fail(Fault::user, "no prompt: name it as words, pipe it in, or run on a terminal for a chat");
   Json tools;
   if (!o.tools_file.empty()) {
-    tools = Json::parse(read_text_file(o.tools_file, kMaxToolsBytes), nullptr, false);
+    tools = Json::parse(read_named_file("--tools", o.tools_file, kMaxToolsBytes), nullptr, false);
     check_tools(tools, o.tools_file);
   }
 

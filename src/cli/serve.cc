@@ -95,7 +95,9 @@ void print_memory(const engine::MemoryPlan& plan) {
   line("scratch", plan.scratch_bytes, "while a step is computed");
   line("program", plan.program_bytes, "requests, threads, responses that are stored");
   line("in all", plan.total_bytes(),
-       fmt::format("of {} that it may take (--memory)", human_bytes(plan.budget_bytes)));
+       plan.budget_bytes > 0
+           ? fmt::format("of {} that it may take (--memory)", human_bytes(plan.budget_bytes))
+           : "without a bound (--memory)");
 }
 
 void print_settings(const std::string& host, int port, const std::string& model, bool has_key) {
@@ -218,7 +220,9 @@ void add_serve(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("serve", "The HTTP server: OpenAI's and Anthropic's APIs");
   add_model_options(*command, options->model);
   add_profile_option(*command, options->model);
-  command->add_option("--host", options->http.host, "Address to listen on")->capture_default_str();
+  command->add_option("--host", options->http.host, "Address to listen on")
+      ->check([](const std::string& host) { return host.empty() ? "an address is needed" : ""; })
+      ->capture_default_str();
   command->add_option("--port", options->http.port, "0: any that is free")
       ->check(CLI::Range(0, 65535))
       ->capture_default_str();
@@ -235,7 +239,7 @@ void add_serve(CLI::App& app, Action& action) {
       ->add_option("--memory", options->memory,
                    "Bytes that weights, states, KV and the program itself may take, as in 20GB; 0: what the "
                    "device has")
-      ->transform(CLI::AsSizeValue(true));
+      ->transform(as_size());
   add_disk_options(*command, options->disk);
   command->add_flag("--preserve-thinking", options->preserve_thinking,
                     "Keep the thinking of earlier turns in prompts, where a request does not say");

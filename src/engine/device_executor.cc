@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
+#include <map>
 #include <utility>
 
 #include "base/error.h"
@@ -88,7 +89,10 @@ void share_places(MemoryPlan& plan, const backend::SharedPlaces& places, bool bu
   plan.spec.n_kv_blocks = static_cast<int>(n_places * n);
 }
 
-std::string gib(int64_t bytes) { return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / 0x1p30); }
+std::string gib(int64_t bytes) {
+  if (bytes < int64_t{1} << 28) return fmt::format("{:.1f} MiB", static_cast<double>(bytes) / 0x1p20);
+  return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / 0x1p30);
+}
 
 }  // namespace
 
@@ -121,50 +125,69 @@ MemoryPlan plan_memory(const model::Dims& dims, const plan::Policy& policy, int6
                   .program_bytes = options.program_bytes,
                   .shared_pool = options.shared_pool && places.blocks_per_state == 0 && budget > 0,
                   .budget_bytes = budget};
-  const int rows = chunk_rows(policy, options, wanted);
   const int needed_states = options.max_sequences * states_each(policy);
   const int64_t slot_bytes = state_slot_bytes(dims, policy);
   // A model cut down to its first layers has no attention, and blocks that cost nothing.
   const int64_t block_bytes = std::max<int64_t>(1, kv_block_bytes(dims, policy));
-  plan.scratch_bytes = scratch_bytes(dims, policy, rows, wanted, scratch_of);
-
-  // What KV can have when every sequence has its states, but the cache none.
-  const int64_t fixed = weight_bytes + plan.scratch_bytes + plan.program_bytes;
-  const int64_t for_kv = budget - fixed - needed_states * slot_bytes;
-  const auto context_that_fits = [&](int n_sequences) {
-    const int64_t left = budget - fixed - int64_t{n_sequences} * states_each(policy) * slot_bytes;
-    return std::max<int64_t>(0, left / (block_bytes * n_sequences)) * kKvBlockTokens;
+  std::map<int64_t, int64_t> scratch_known;  // by context
+  const auto scratch_at = [&](int64_t context) {
+    const auto [at, is_new] = scratch_known.try_emplace(context);
+    if (is_new)
+      at->second = scratch_bytes(dims, policy, chunk_rows(policy, options, static_cast<int>(context)),
+                                 context, scratch_of);
+    return at->second;
+  };
+  const auto bytes_of = [&](int64_t context, int n_sequences) {  // without a cache
+    const int64_t each = states_each(policy) * slot_bytes + blocks_of(context) * block_bytes;
+    return weight_bytes + plan.program_bytes + scratch_at(context) + n_sequences * each;
+  };
+  // Tokens that each of so many sequences can have, in whole blocks.
+  const auto context_that_fits = [&](int n_sequences) -> int64_t {
+    if (bytes_of(wanted, n_sequences) <= budget) return wanted;
+    int64_t fits = 0, does_not = blocks_of(wanted);
+    while (does_not - fits > 1) {
+      const int64_t n = (fits + does_not) / 2;
+      (bytes_of(n * kKvBlockTokens, n_sequences) <= budget ? fits : does_not) = n;
+    }
+    return fits * kKvBlockTokens;
   };
   plan.context = wanted;
+  int64_t for_kv = 0;  // when every sequence has its states, but the cache none
   if (budget > 0) {
-    if (context_that_fits(1) < kKvBlockTokens)
+    const int64_t least = options.context > 0 ? options.context : kKvBlockTokens;
+    if (bytes_of(kKvBlockTokens, 1) > budget)
       fail(
           Fault::user,
-          "{} of memory are not enough: weights take {}, scratch memory {}, the program {}, the state of one "
-          "sequence {}; at least {} are needed",
-          gib(budget), gib(weight_bytes), gib(plan.scratch_bytes), gib(plan.program_bytes),
-          gib(states_each(policy) * slot_bytes), gib(fixed + states_each(policy) * slot_bytes + block_bytes));
-    const int64_t fits = for_kv <= 0 ? 0 : context_that_fits(options.max_sequences);
-    if (options.context > 0 ? fits < options.context : fits < kKvBlockTokens) {
+          "{} MiB of memory are not enough: weights take {}, scratch memory {}, the program {}, the state of "
+          "one sequence {}; at least {} MiB are needed",
+          budget >> 20, gib(weight_bytes), gib(scratch_at(kKvBlockTokens)), gib(plan.program_bytes),
+          gib(states_each(policy) * slot_bytes), (bytes_of(kKvBlockTokens, 1) + (1 << 20) - 1) >> 20);
+    const int64_t fits = context_that_fits(options.max_sequences);
+    if (fits < least) {
       int n_sequences = options.max_sequences;
-      const int64_t least = options.context > 0 ? options.context : kKvBlockTokens;
-      while (n_sequences > 1 && context_that_fits(n_sequences) < least) --n_sequences;
-      if (context_that_fits(n_sequences) >= least)
+      while (n_sequences > 1 && bytes_of(least, n_sequences) > budget) --n_sequences;
+      if (bytes_of(least, n_sequences) <= budget)
         fail(Fault::user, "{} sequences of {} tokens do not fit {} of memory; {} of them do{}",
              options.max_sequences, least, gib(budget), n_sequences,
-             fits >= kKvBlockTokens ? fmt::format(", or a context of {} tokens for each", fits) : "");
-      fail(Fault::user, "a context of {} tokens does not fit {} of memory; one of {} does", options.context,
-           gib(budget), context_that_fits(1));
+             fits > 0 ? fmt::format(", or a context of {} tokens for each", fits) : "");
+      const bool alone = fits == 0 && options.max_sequences > 1;
+      fail(Fault::user, "a context of {} tokens does not fit {} of memory; one of {} does{}", options.context,
+           gib(budget), alone ? context_that_fits(1) : fits, alone ? ", for one sequence at a time" : "");
     }
-    plan.context = static_cast<int>(std::min<int64_t>(wanted, fits));
+    plan.context = static_cast<int>(fits);
+    plan.scratch_bytes = scratch_at(fits);
+    for_kv = budget - weight_bytes - plan.program_bytes - plan.scratch_bytes - needed_states * slot_bytes;
     // Where the context is ours to choose, the cache's states come before the last tokens of it.
     if (options.context == 0) {
       const int64_t n_reserved =
           std::min<int64_t>(std::max(0, options.n_cached_states), for_kv / kCacheShare / slot_bytes);
       const int64_t n_blocks_each =
           (for_kv - n_reserved * slot_bytes) / (block_bytes * options.max_sequences);
-      plan.context = static_cast<int>(std::min<int64_t>(plan.context, n_blocks_each * kKvBlockTokens));
+      plan.context = static_cast<int>(
+          std::min<int64_t>(plan.context, std::max<int64_t>(1, n_blocks_each) * kKvBlockTokens));
     }
+  } else {
+    plan.scratch_bytes = scratch_at(wanted);
   }
 
   const int64_t n_blocks = blocks_of(plan.context) * options.max_sequences;

@@ -88,6 +88,7 @@ DiskCache::DiskCache(DiskCacheOptions options)
   if (::access(options_.folder.c_str(), R_OK | W_OK | X_OK) != 0)
     fail(Fault::user, "--cache-dir {}: cannot be written to", printable(options_.folder.string(), 400));
   remove_left_over(options_.folder);
+  make_room(0, false);  // it may be allowed less than the last time
   scan_if_changed();
   thread_ = std::thread([this] { run(); });
 }

@@ -48,7 +48,12 @@ const char* foreign_method(std::string_view name) {
 class Matcher {
  public:
   Matcher(const Shards& shards, CheckpointReport& report, std::vector<Problem>& problems)
-      : shards_(shards), report_(report), config_(*report.config), problems_(problems) {}
+      : shards_(shards),
+        report_(report),
+        config_(*report.config),
+        problems_(problems),
+        has_unreadable_file_(std::any_of(problems.begin(), problems.end(),
+                                         [](const Problem& p) { return p.kind == Kind::file; })) {}
 
   std::vector<StoredWeight> run();
 
@@ -88,6 +93,10 @@ class Matcher {
   }
 
   void missing(const std::string& name) {
+    if (has_unreadable_file_) {  // which is what has to be told
+      ++n_behind_;
+      return;
+    }
     std::string message = "is in no file";
     const auto promise = shards_.promised.find(name);
     const std::vector<std::string>& absent = shards_.absent_files;
@@ -131,6 +140,8 @@ class Matcher {
   std::map<std::string, Found> by_name_;  // text tensors by normalised name
   std::vector<StoredWeight> weights_;
   int n_converted_ = 0;
+  bool has_unreadable_file_;
+  int64_t n_behind_ = 0;  // tensors that it may hold
   std::string converted_example_;
 };
 
@@ -270,6 +281,9 @@ std::vector<StoredWeight> Matcher::run() {
     else match_vector(spec);
   }
   judge_leftovers();
+  if (n_behind_ > 0)
+    report_.notices.push_back(
+        fmt::format("{} of the model are in no file that can be read", counted(n_behind_, "tensor")));
   if (n_converted_ > 0)
     report_.notices.push_back(fmt::format("rounded to bfloat16 while loading: {} in F16 or F32, such as {}",
                                           counted(n_converted_, "tensor"), printable(converted_example_)));

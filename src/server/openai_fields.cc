@@ -211,10 +211,12 @@ void apply_effort(const std::string& effort, const std::string& path, engine::Th
 }
 
 void parse_thinking(Body& body, engine::Thinking& thinking, std::vector<std::string>& ignored) {
+  bool is_zero = false;  // a budget of 0 is off, whatever else stands beside it
   const auto take_budget = [&](Body& from, const char* name) {
     const auto budget = from.integer(name, -1, std::numeric_limits<int32_t>::max());
     if (!budget) return;
-    thinking.enabled = *budget != 0;
+    is_zero = *budget == 0;
+    thinking.enabled = true;
     thinking.budget.reset();  // -1: no bound
     if (*budget > 0) thinking.budget = static_cast<int32_t>(*budget);
   };
@@ -235,6 +237,7 @@ void parse_thinking(Body& body, engine::Thinking& thinking, std::vector<std::str
     kwargs->boolean("add_vision_id", false);  // numbers images, of which there are none
     add_ignored(ignored, kwargs->unknown());
   }
+  if (is_zero) thinking.enabled = false;
 }
 
 std::vector<int32_t> parse_token_ids(const Body& body, const char* name, const Json& list, int32_t n_tokens) {

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/printable.h"
 #include "text/splitter.h"
 #include "text/unicode.h"
 
@@ -24,6 +25,12 @@ bool is_active(AddedTokens active, std::string_view text) {
 
 // What is wrong with a file of the model is the model's fault.
 std::string read_model_file(const std::filesystem::path& path) {
+  std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored))
+    fail(Fault::model,
+         "{}: is missing; copy it from where the checkpoint comes from (those of lily synth have none: lily "
+         "bench can use them, lily run cannot)",
+         printable(path.string(), 400));
   try {
     return read_text_file(path, kMaxTokenizerBytes);
   } catch (const Error& e) {

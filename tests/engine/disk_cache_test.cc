@@ -218,6 +218,32 @@ TEST(DiskCache, FilesOfOthersAreNotTouchedButCount) {
   EXPECT_FALSE(fs::exists(other)) << "the oldest goes first, whosever it is";
 }
 
+int64_t bytes_in(const fs::path& folder) {
+  int64_t n_bytes = 0;
+  std::error_code gone;
+  for (const fs::path& file : files_in(folder)) {
+    const auto n = fs::file_size(file, gone);
+    if (!gone) n_bytes += static_cast<int64_t>(n);
+  }
+  return n_bytes;
+}
+
+TEST(DiskCache, AFolderThatMayBeSmallerThanTheLastTimeIsCutAtTheStart) {
+  const TempFolder folder;
+  const DiskCacheOptions large = options_of(folder, 20'000);
+  {
+    Process process(large);
+    for (int i = 0; i < 10; ++i) process.ask(tokens_from(i, 100 + i));
+    process.engine.reset();
+    process.disk.flush();
+  }
+  EXPECT_GT(bytes_in(large.folder), 8'000);
+  for (const int64_t most : {8'000, 1}) {
+    const DiskCache disk(options_of(folder, most));
+    EXPECT_LE(bytes_in(large.folder), most);
+  }
+}
+
 TEST(DiskCache, StaysBelowItsSize) {
   const TempFolder folder;
   const DiskCacheOptions options = options_of(folder, 20'000);
@@ -225,13 +251,7 @@ TEST(DiskCache, StaysBelowItsSize) {
   for (int i = 0; i < 40; ++i) {
     process.ask(tokens_from(i, 100 + i));
     process.disk.flush();
-    int64_t n_bytes = 0;
-    std::error_code gone;
-    for (const fs::path& file : files_in(options.folder)) {
-      const auto n = fs::file_size(file, gone);
-      if (!gone) n_bytes += static_cast<int64_t>(n);
-    }
-    EXPECT_LE(n_bytes, options.max_bytes);
+    EXPECT_LE(bytes_in(options.folder), options.max_bytes);
   }
   process.engine.reset();
   process.disk.flush();

@@ -172,7 +172,9 @@ TEST(ChatRequest, ThinkingIsSwitchedAndBounded) {
   EXPECT_EQ(thinking(R"({"thinking_budget_tokens": 40})").budget, 40);
   EXPECT_EQ(thinking(R"({"thinking": {"type": "enabled", "budget_tokens": 40}})").budget, 40);
   EXPECT_FALSE(thinking(R"({"thinking": {"type": "disabled"}})").enabled);
-  EXPECT_FALSE(thinking(R"({"thinking_budget": 0})").enabled);
+  for (const char* zero : {R"({"thinking_budget": 0})", R"({"thinking_budget": 0, "enable_thinking": true})",
+                           R"({"thinking": {"type": "enabled", "budget_tokens": 0}})"})
+    EXPECT_FALSE(thinking(zero).enabled) << zero;
   EXPECT_EQ(thinking(R"({"thinking_budget": -1, "reasoning_effort": "low"})").budget, std::nullopt);
   EXPECT_FALSE(thinking(R"({"enable_thinking": false})").enabled);
   EXPECT_FALSE(thinking(R"({"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": false}})")

@@ -135,6 +135,7 @@ TEST(MessageRequest, ThinkingIsOffUnlessAskedFor) {
   EXPECT_TRUE(thinking(R"({"thinking": {"type": "enabled", "budget_tokens": 1024}})").enabled);
   EXPECT_EQ(thinking(R"({"thinking": {"type": "enabled", "budget_tokens": 1024}})").budget, 1024);
   EXPECT_TRUE(thinking(R"({"thinking": {"type": "adaptive"}})").enabled);
+  EXPECT_FALSE(thinking(R"({"thinking": {"type": "enabled", "budget_tokens": 0}})").enabled);
   EXPECT_EQ(thinking(R"({"thinking": {"type": "adaptive"}})").budget, std::nullopt);
   EXPECT_FALSE(thinking(R"({"thinking": {"type": "disabled"}})").enabled);
   EXPECT_EQ(thinking(R"({"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}})").budget,
