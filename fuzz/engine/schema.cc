@@ -80,7 +80,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     tool["parameters"] = *schema;
     nlohmann::ordered_json tools = nlohmann::ordered_json::array();
     tools.push_back({{"type", "function"}, {"function", std::move(tool)}});
-    walk(call_grammar(tools, "", kLimits), choices, false);
+    walk(call_grammar(tools, "", {}, kLimits), choices, false);
   } catch (const Error& error) {
     LILY_CHECK(error.fault() == Fault::user, "{}", error.what());
   }

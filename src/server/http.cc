@@ -232,6 +232,10 @@ class HttpServer::Implementation {
 
   httplib::Server::HandlerResponse admit(const Request& request, const Framing& framing, Response& response) {
     using Result = httplib::Server::HandlerResponse;
+    const auto refused = [&](const ApiError& error) {
+      refuse(request, response, error);
+      return Result::Handled;
+    };
     const std::string origin = request.get_header_value("Origin");
     const bool is_own = origin.empty() || authority_of(origin) == request.get_header_value("Host");
     const bool is_allowed = !options_.cors.empty() && (options_.cors == "*" || options_.cors == origin);
@@ -256,30 +260,29 @@ class HttpServer::Implementation {
     const bool is_open = request.path == "/health" || request.path == "/" || request.path == "/favicon.ico";
     if (is_loopback(options_.host) && !is_loopback(host_of(request.get_header_value("Host")))) {
       // A name of another site that was made to point at this machine.
-      refuse(request, response,
-             {403, "permission_error", "host", "",
-              "this server listens on loopback and answers to localhost, 127.0.0.1 and [::1] only"});
-      return Result::Handled;
+      return refused({403, "permission_error", "host", "",
+                      "this server listens on loopback and answers to localhost, 127.0.0.1 and [::1] only"});
     }
     if (!is_own && !is_allowed) {
       // A page of another site must not use a model that listens on this machine.
-      refuse(request, response,
-             {403, "permission_error", "origin", "",
-              "this origin is not allowed; lily serve --cors ORIGIN allows one"});
-      return Result::Handled;
+      return refused({403, "permission_error", "origin", "",
+                      "this origin is not allowed; lily serve --cors ORIGIN allows one"});
     }
     if (!options_.api_key.empty() && !is_open && !is_same_key(key_of(request), options_.api_key)) {
       response.set_header("WWW-Authenticate", "Bearer");
-      refuse(request, response,
-             {401, "authentication_error", "invalid_api_key", "",
-              "a valid API key is needed: Authorization: Bearer KEY, or x-api-key"});
-      return Result::Handled;
+      return refused({401, "authentication_error", "invalid_api_key", "",
+                      "a valid API key is needed: Authorization: Bearer KEY, or x-api-key"});
+    }
+    const std::string encoding = request.get_header_value("Content-Encoding");
+    if (!encoding.empty() && ascii_lower(encoding) != "identity") {
+      return refused({415, "invalid_request_error", "unsupported_encoding", "",
+                      fmt::format("Content-Encoding '{}' is not supported; send the body as it is",
+                                  printable(encoding, 40))});
     }
     if (service_.load() == nullptr && !is_open) {
       ApiError error(503, "overloaded_error", "loading", "", "the model is being loaded; try again soon");
       error.retry_after_s = kLoadingRetryS;
-      refuse(request, response, error);
-      return Result::Handled;
+      return refused(error);
     }
     return Result::Unhandled;
   }
@@ -308,6 +311,10 @@ class HttpServer::Implementation {
       return refuse(request, response,
                     {413, "request_too_large", "request_too_large", "",
                      fmt::format("the body is longer than {} MiB", options_.max_body_bytes >> 20)});
+    if (status == 416)
+      return refuse(request, response,
+                    {416, "invalid_request_error", "", "",
+                     "this Range cannot be; answers are whole, send the request without one"});
     refuse(request, response,
            {status, status < 500 ? "invalid_request_error" : "server_error", "", "",
             status < 500 ? "this is no valid HTTP request" : "the request could not be handled"});

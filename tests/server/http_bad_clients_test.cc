@@ -64,6 +64,17 @@ TEST_F(HttpBadClients, ATooLongBodyInChunksIs413) {
   expect_alive();
 }
 
+TEST_F(HttpBadClients, ABodyThatIsPackedIsRefusedByTheNameOfItsEncoding) {
+  start();
+  HttpReply reply = ask("POST", "/v1/chat/completions", "\x1f\x8b", "Content-Encoding: gzip\r\n");
+  EXPECT_EQ(reply.status, 415);
+  EXPECT_NE(reply.body.find("'gzip'"), std::string::npos) << reply.body;
+  reply = ask("GET", "/v1/models", {}, "Range: bytes=5-2\r\n");
+  EXPECT_EQ(reply.status, 416);
+  EXPECT_NE(reply.body.find("Range"), std::string::npos) << reply.body;
+  expect_alive();
+}
+
 TEST_F(HttpBadClients, AFormIsNoRequest) {
   start();
   const HttpReply reply = ask("POST", "/v1/chat/completions", "--x\r\n\r\n{}\r\n--x--\r\n",
