@@ -3,14 +3,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "base/file.h"
 #include "base/printable.h"
+#include "cli/conversation_file.h"
 #include "cli/line_editor.h"
-#include "text/chat_template.h"
 
 namespace lily::cli {
 namespace {
@@ -18,7 +16,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Kind = text::OutputEvent::Kind;
 
-constexpr uint64_t kMaxConversationBytes = uint64_t{256} << 20;
 constexpr const char* kHelp =
     "  /help             this list\n"
     "  /reset            forget the conversation, keep the system message\n"
@@ -28,8 +25,8 @@ constexpr const char* kHelp =
     "  /load FILE        read one\n"
     "  /stats            figures of the last answer, and of the cache\n"
     "  /quit             leave (so does Ctrl-D)\n"
-    "  Enter sends; Alt-Enter, Ctrl-J or a \\ at the end of a line continue on the next one. Ctrl-C stops an "
-    "answer.\n";
+    "  Enter sends; Alt-Enter, Ctrl-J or a \\ at the end of a line continue on the next one.\n"
+    "  Ctrl-C stops an answer; a second one before it has stopped ends the chat.\n";
 
 std::string history_path() {
   const char* cache = std::getenv("LILY_CACHE");
@@ -42,6 +39,24 @@ std::string history_path() {
   std::filesystem::create_directories(folder, ignored);
   return (folder / "history").string();
 }
+
+std::string dimmed(const std::string& line) {
+  return stderr_is_terminal() && use_colour() ? "\x1b[2m" + line + "\x1b[0m\n" : line + "\n";
+}
+
+// While one lives, Ctrl-C is answered at once: the engine stops only between two steps.
+class InterruptLines {
+ public:
+  InterruptLines() {
+    static const std::string first = "\n" + dimmed("lily: stopping ..."),
+                             second = "\nlily: the chat was ended by a second Ctrl-C\n";
+    if (stderr_is_terminal()) interrupt_lines().first = first.c_str();
+    interrupt_lines().second = second.c_str();
+  }
+  ~InterruptLines() { interrupt_lines().first = interrupt_lines().second = nullptr; }
+  InterruptLines(const InterruptLines&) = delete;
+  InterruptLines& operator=(const InterruptLines&) = delete;
+};
 
 // The turn of an answer as the template takes it back in the next prompt.
 text::Message assistant_turn(const Answer& answer) {
@@ -56,10 +71,11 @@ text::Message assistant_turn(const Answer& answer) {
 
 class Chat {
  public:
-  Chat(engine::Assistant& assistant, AnswerOptions options, const std::string& system, const Json& tools)
+  Chat(engine::Assistant& assistant, AnswerOptions options, const std::string& system, const Json& tools,
+       bool keeps_history)
       : assistant_(assistant), options_(std::move(options)), tools_(tools) {
     set_system(system);
-    history_ = history_path();
+    if (keeps_history) history_ = history_path();
     LineEditor::shorten_history(history_);
     editor_.load_history(history_);
   }
@@ -113,6 +129,7 @@ class Chat {
     messages_.push_back(text::Message::of("user", text));
     AnswerPrinter printer;
     try {
+      const InterruptLines lines;
       last_ = answer(assistant_, messages_, tools_, options_,
                      [&](const text::OutputEvent& e) { printer.print(e); });
     } catch (...) {
@@ -126,6 +143,10 @@ class Chat {
     messages_.push_back(assistant_turn(*last_));
   }
 
+  static void say_dropped(const char* what_else) {
+    fmt::print(stderr, "{}", dimmed(fmt::format("lily: the conversation is forgotten{}", what_else)));
+  }
+
   // False ends the chat.
   bool command(const std::string& line) {
     const size_t space = line.find_first_of(" \n");
@@ -135,11 +156,19 @@ class Chat {
     rest.erase(rest.find_last_not_of(" \n") + 1);
     if (name == "/quit" || name == "/exit") return false;
     if (name == "/help") {
-      fmt::print(stderr, "{}", kHelp);
+      fmt::print(stderr, "{}  {}\n", kHelp,
+                 history_.empty() ? "No history of prompts is kept."
+                                  : "The history of prompts is " + printable(history_, 400) +
+                                        "; lily run --no-history keeps none.");
     } else if (name == "/reset") {
       set_system(system_);
+      say_dropped(system_.empty() ? "" : "; the system message stays");
     } else if (name == "/system") {
+      const bool had_system = !system_.empty();
       set_system(rest);
+      say_dropped(!rest.empty() ? "; the system message is new"
+                  : had_system  ? "; so is the system message"
+                                : "; there is no system message");
     } else if (name == "/think") {
       if (rest == "on" || rest == "off") options_.think = rest == "on";
       else if (!rest.empty()) fail(Fault::user, "/think {}: expected on or off", rest);
@@ -166,6 +195,7 @@ class Chat {
   // A name in .json asks for what other programs can read; anything else has the model's state too.
   void save(const std::string& path) {
     if (path.empty()) fail(Fault::user, "/save needs a file name");
+    check_replaceable(path);
     if (!path.ends_with(".json")) {
       assistant_.save_session(
           path, conversation(),
@@ -174,10 +204,7 @@ class Chat {
                  counted(std::ssize(messages_), "message"), path);
       return;
     }
-    std::ofstream out(path, std::ios::binary | std::ios::trunc);
-    out << conversation_json(messages_).dump(2, ' ', false, Json::error_handler_t::replace) << '\n';
-    out.close();
-    if (!out) fail(Fault::user, "{}: cannot be written", path);
+    write_conversation(messages_, path);
     fmt::print(stderr, "lily: {} written to {}\n", counted(std::ssize(messages_), "message"), path);
   }
 
@@ -186,13 +213,7 @@ class Chat {
     const bool is_json = path.ends_with(".json");
     engine::Assistant::SavedSession saved;
     if (!is_json) saved = assistant_.load_session(path);
-    const Json json =
-        Json::parse(is_json ? read_text_file(path, kMaxConversationBytes) : saved.messages, nullptr, false);
-    if (!json.is_object() || !json.contains("messages"))
-      fail(Fault::user, "{}: expected a JSON object with \"messages\"", path);
-    std::vector<text::Message> messages = text::parse_messages(json["messages"]);
-    text::render(messages, tools_, {});  // throws what the next question would run into
-    messages_ = std::move(messages);
+    messages_ = parse_conversation(is_json ? read_conversation(path) : saved.messages, tools_, path);
     system_.clear();
     if (!messages_.empty() && messages_[0].role == "system")
       for (const text::ContentPart& part : messages_[0].content) system_ += part.text;
@@ -210,22 +231,6 @@ class Chat {
 };
 
 }  // namespace
-
-Json conversation_json(const std::vector<text::Message>& messages) {
-  Json list = Json::array();
-  for (const text::Message& message : messages) {
-    std::string content;
-    for (const text::ContentPart& part : message.content) content += part.text;
-    Json turn = {{"role", message.role}, {"content", content}};
-    if (message.reasoning_content) turn["reasoning_content"] = *message.reasoning_content;
-    for (const text::ToolCall& call : message.tool_calls)
-      turn["tool_calls"].push_back(
-          {{"type", "function"},
-           {"function", {{"name", call.name}, {"arguments", call.arguments.value_or(Json::object())}}}});
-    list.push_back(std::move(turn));
-  }
-  return {{"messages", list}};
-}
 
 std::string safe_for_terminal(std::string_view text) {
   if (!stdout_is_terminal()) return std::string(text);
@@ -300,8 +305,8 @@ void print_statistics(const Answer& a) {
 }
 
 int chat(engine::Assistant& assistant, const AnswerOptions& options, const std::string& system,
-         const Json& tools, const std::string& typed_ahead) {
-  return Chat(assistant, options, system, tools).loop(typed_ahead);
+         const Json& tools, const std::string& typed_ahead, bool keeps_history) {
+  return Chat(assistant, options, system, tools, keeps_history).loop(typed_ahead);
 }
 
 }  // namespace lily::cli

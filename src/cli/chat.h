@@ -32,11 +32,8 @@ std::string safe_for_terminal(std::string_view text);
 void print_statistics(const Answer& answer);
 
 // Reads messages and answers them until /quit or Ctrl-D; the first from the keys that were typed ahead.
-// Returns the exit code.
+// `keeps_history`: prompts of this and earlier chats, in a file. Returns the exit code.
 int chat(engine::Assistant& assistant, const AnswerOptions& options, const std::string& system,
-         const nlohmann::ordered_json& tools, const std::string& typed_ahead);
-
-// A conversation as a JSON file: {"messages": [...]} in OpenAI's form.
-nlohmann::ordered_json conversation_json(const std::vector<text::Message>& messages);
+         const nlohmann::ordered_json& tools, const std::string& typed_ahead, bool keeps_history);
 
 }  // namespace lily::cli

@@ -1,5 +1,6 @@
 #include "cli/command.h"
 
+#include <poll.h>
 #include <unistd.h>
 
 #include <fmt/format.h>
@@ -109,6 +110,12 @@ std::atomic<bool>& interrupted() {
   return flag;
 }
 
+InterruptTexts& interrupt_lines() {
+  static_assert(std::atomic<const char*>::is_always_lock_free);  // a signal handler reads them
+  static InterruptTexts lines;
+  return lines;
+}
+
 void check_interrupted() {
   if (interrupted()) throw Interrupted{};
 }
@@ -139,6 +146,11 @@ CLI::Validator as_size() {
 
 bool stderr_is_terminal() { return isatty(STDERR_FILENO) != 0; }
 bool stdout_is_terminal() { return isatty(STDOUT_FILENO) != 0; }
+
+bool reader_is_gone() {
+  pollfd out{STDOUT_FILENO, POLLOUT, 0};
+  return poll(&out, 1, 0) > 0 && (out.revents & (POLLERR | POLLHUP)) != 0 && !stdout_is_terminal();
+}
 
 bool use_colour() {
   const char* no_colour = std::getenv("NO_COLOR");

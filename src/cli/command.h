@@ -19,11 +19,13 @@
 namespace lily::cli {
 
 inline constexpr int kExitFailed = 1, kExitUsage = 2, kExitInterrupted = 130;
+inline constexpr int kExitReaderGone = 141;  // as of a program that SIGPIPE ended
 
 // Adds a command to the program; `action` is what main runs when it was chosen. The returned options live in
 // it.
 using Action = std::function<int()>;
-void add_run(CLI::App& app, Action& action);
+// `last_words`: those after "--", which CLI11 takes for options again; read when the action runs.
+void add_run(CLI::App& app, Action& action, const std::vector<std::string>& last_words);
 void add_inspect(CLI::App& app, Action& action);
 void add_plan(CLI::App& app, Action& action);
 void add_eval(CLI::App& app, Action& action);
@@ -87,12 +89,20 @@ void plan_for_sessions(engine::LoadOptions& load, engine::EngineOptions& options
 
 // True once Ctrl-C was pressed; reset by the interactive chat after each answer.
 std::atomic<bool>& interrupted();
+// What the signal handler writes to stderr at the first Ctrl-C and at the second, which ends the program;
+// null: nothing. The texts outlive the program's signals.
+struct InterruptTexts {
+  std::atomic<const char*> first{nullptr}, second{nullptr};
+};
+InterruptTexts& interrupt_lines();
 // Throws the error that ends a command with exit code 130.
 struct Interrupted {};
 void check_interrupted();
 
 bool stderr_is_terminal();
 bool stdout_is_terminal();
+// Nobody reads the pipe on stdout any more.
+bool reader_is_gone();
 bool use_colour();  // stdout is a terminal and NO_COLOR is not set
 void set_verbosity(int n_verbose);
 // Notices and warnings of a command that has not begun to work yet wait, so that an error stands alone;

@@ -1,10 +1,17 @@
 // The program. Commands stand in one file each; this one parses the command line and turns errors into exit
 // codes.
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <new>
+#include <string>
+#include <system_error>
+#include <vector>
 
 #include "base/error.h"
 #include "base/terminate.h"
@@ -16,10 +23,20 @@
 
 namespace {
 
+void write_line(const char* line) {  // in a signal handler
+  if (line != nullptr && ::write(STDERR_FILENO, line, std::strlen(line)) < 0) return;
+}
+
 extern "C" void on_interrupt(int) {
+  const int saved_errno = errno;
   // A second Ctrl-C ends the program whatever it is doing.
-  if (!lily::cli::interrupted().exchange(true)) return;
+  if (!lily::cli::interrupted().exchange(true)) {
+    write_line(lily::cli::interrupt_lines().first);
+    errno = saved_errno;
+    return;
+  }
   lily::cli::restore_terminal();
+  write_line(lily::cli::interrupt_lines().second);
   std::_Exit(lily::cli::kExitInterrupted);
 }
 
@@ -31,6 +48,13 @@ extern "C" void on_terminate(int signal) {
 int complain(const char* message, int code) {
   std::fprintf(stderr, "lily: %s\n", message);
   return code;
+}
+
+// A reader that has had enough, as head, is no fault and ends the program as quietly as SIGPIPE would.
+int complain_of_output(const char* why) {
+  if (lily::cli::reader_is_gone()) return lily::cli::kExitReaderGone;
+  std::fprintf(stderr, "lily: standard output cannot be written: %s\n", why);
+  return lily::cli::kExitFailed;
 }
 
 }  // namespace
@@ -51,7 +75,9 @@ int main(int argc, char** argv) {
   int n_verbose = 0;
   app.add_flag("-v", n_verbose, "More messages on stderr; repeat for more");
   Action action;
-  add_run(app, action);
+  std::vector<const char*> args = with_help_option(argc, argv);
+  const std::vector<std::string> last_words = take_last_words(args);
+  add_run(app, action, last_words);
   add_pull(app, action);
   add_list(app, action);
   add_rm(app, action);
@@ -69,7 +95,6 @@ int main(int argc, char** argv) {
   add_version(app, action);
   app.set_version_flag("-V,--version", fmt::format("lily {} ({})", kVersion, kCommit));
   app.footer("lily help COMMAND says more of one.");
-  const std::vector<const char*> args = with_help_option(argc, argv);
   try {
     app.parse(static_cast<int>(args.size()), args.data());
   } catch (const CLI::ParseError& e) {
@@ -81,14 +106,17 @@ int main(int argc, char** argv) {
   try {
     const int code = action();
     show_notices();
-    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
-      return complain("the output cannot be written; is the disk full or the reader gone?", kExitFailed);
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) return complain_of_output("is the disk full?");
     return code;
   } catch (const Interrupted&) {
     return kExitInterrupted;
   } catch (const Error& e) {
     if (interrupted()) return kExitInterrupted;
     return complain(e.what(), e.fault() == Fault::user ? kExitUsage : kExitFailed);
+  } catch (const std::system_error& e) {  // what fmt throws
+    return std::ferror(stdout) != 0
+               ? complain_of_output(std::generic_category().message(e.code().value()).c_str())
+               : complain(e.what(), kExitFailed);
   } catch (const std::bad_alloc&) {
     return complain("out of memory; a smaller --ctx needs less", kExitFailed);
   } catch (const std::exception& e) {

@@ -76,6 +76,19 @@ std::vector<const char*> with_help_option(int argc, const char* const* argv) {
   return args;
 }
 
+std::vector<std::string> take_last_words(std::vector<const char*>& args) {
+  const auto is = [](const char* text) {
+    return [text](const char* arg) { return std::strcmp(arg, text) == 0; };
+  };
+  const auto mark = std::find_if(args.begin(), args.end(), is("--"));
+  if (mark == args.end()) return {};
+  const auto command = std::find_if(args.begin() + 1, mark, [](const char* arg) { return arg[0] != '-'; });
+  if (command == mark || !is("run")(*command)) return {};
+  std::vector<std::string> words(mark + 1, args.end());
+  args.erase(mark, args.end());
+  return words;
+}
+
 const char* unknown_command(const CLI::App& app, const std::vector<const char*>& args) {
   return args.size() > 1 && args[1][0] != '-' && app.get_subcommands().empty() ? args[1] : nullptr;
 }

@@ -28,7 +28,7 @@ struct RunOptions {
   DiskOptions disk;
   std::vector<std::string> words;
   std::string system, tools_file;
-  bool json = false;
+  bool json = false, no_history = false;
 };
 
 Json answer_json(const Answer& answer, const engine::Assistant& assistant) {
@@ -49,6 +49,18 @@ Json answer_json(const Answer& answer, const engine::Assistant& assistant) {
           {"model", assistant.folder()},
           {"backend", assistant.backend()},
           {"seed", answer.end.seed}};
+}
+
+// An empty line alone would not say that there was an answer.
+void tell_if_only_thought(const Answer& answer) {
+  if (answer.output.reasoning.empty() || !answer.output.calls.empty() || interrupted() ||
+      answer.output.content.find_first_not_of(" \t\r\n") != std::string::npos)
+    return;
+  fmt::print(
+      stderr,
+      "lily: the answer is empty: the model only thought ({}, ended by {}); --no-think answers at once\n",
+      counted(answer.end.usage.completion_tokens, "token"),
+      answer.end.finish == engine::Finish::length ? "the token limit" : "itself");
 }
 
 // By read(), which Ctrl-C ends, and not without limit.
@@ -104,8 +116,10 @@ void check_tools(const Json& tools, const std::string& file) {
   }
 }
 
-int run_run(const RunOptions& o) {
-  std::string prompt = fmt::format("{}", fmt::join(o.words, " "));
+int run_run(const RunOptions& o, const std::vector<std::string>& last_words) {
+  std::vector<std::string> words = o.words;
+  words.insert(words.end(), last_words.begin(), last_words.end());
+  std::string prompt = fmt::format("{}", fmt::join(words, " "));
   const bool is_interactive = prompt.empty() && isatty(STDIN_FILENO) != 0 && !o.json;
   if (prompt.empty() && !is_interactive) {
     prompt = prompt_from_stdin();
@@ -123,7 +137,7 @@ int run_run(const RunOptions& o) {
   std::optional<TypedAhead> typed_ahead;
   if (is_interactive) typed_ahead.emplace();
   const auto assistant = load_assistant(o.model, o.disk);
-  if (is_interactive) return chat(*assistant, o.answer, o.system, tools, typed_ahead->take());
+  if (is_interactive) return chat(*assistant, o.answer, o.system, tools, typed_ahead->take(), !o.no_history);
 
   std::vector<text::Message> messages;
   if (!o.system.empty()) messages.push_back(text::Message::of("system", o.system));
@@ -137,6 +151,7 @@ int run_run(const RunOptions& o) {
   } else {
     printer.finish();
     print_statistics(given);
+    tell_if_only_thought(given);
   }
   return interrupted() ? kExitInterrupted : 0;
 }
@@ -147,6 +162,7 @@ void add_answer_options(CLI::App& command, AnswerOptions& o) {
   command.add_option("-n,--max-tokens", o.max_tokens, "Tokens to write at most; 0: the rest of the context")
       ->check(CLI::Range(0, 1 << 30));
   command.add_option("--stop", o.stop, "Text that ends the answer; may be repeated")
+      ->expected(1)  // a time
       ->allow_extra_args(false)
       ->take_all();
   command.add_option("-t,--temperature", o.temperature, "0 is greedy")->check(CLI::Range(0.0, 100.0));
@@ -163,12 +179,12 @@ void add_answer_options(CLI::App& command, AnswerOptions& o) {
                    "Keep the thinking of earlier turns in the prompt");
 }
 
-void add_run(CLI::App& app, Action& action) {
+void add_run(CLI::App& app, Action& action, const std::vector<std::string>& last_words) {
   auto options = std::make_shared<RunOptions>();
   CLI::App* command = app.add_subcommand(
       "run",
       "Answer a prompt given as words, on stdin, or as words about the text on stdin; with neither, a chat");
-  command->add_option("PROMPT", options->words, "The prompt");
+  command->add_option("PROMPT", options->words, "The prompt; all words after -- are of it");
   add_model_options(*command, options->model);
   add_profile_option(*command, options->model);
   add_answer_options(*command, options->answer);
@@ -177,13 +193,17 @@ void add_run(CLI::App& app, Action& action) {
   command->add_option("--tools", options->tools_file,
                       "File with a JSON array of tools that the model may call");
   command->add_flag("--json", options->json, "One JSON document on stdout, after the whole answer");
+  command->add_flag("--no-history", options->no_history,
+                    "In a chat: neither read nor keep the history of prompts");
   command->footer(
       "Examples:\n  lily run --no-think \"What does the word river mean?\"\n  git diff | lily run --system "
       "\"Write a commit "
       "message.\"\n"
       "  lily run \"Summarise this.\" < notes.txt\n"
       "  lily run                      (a chat; /help lists its commands)");
-  command->callback([options, &action] { action = [options] { return run_run(*options); }; });
+  command->callback([options, &action, &last_words] {
+    action = [options, &last_words] { return run_run(*options, last_words); };
+  });
 }
 
 }  // namespace lily::cli

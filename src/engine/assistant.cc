@@ -296,7 +296,7 @@ void Assistant::save_session(const std::filesystem::path& path, const ChatReques
                              std::string messages) {
   LILY_CHECK(engine_ != nullptr, "nothing is loaded yet");
   SessionHeader header{.kind = SessionKind::chat, .identity = identity(), .messages = std::move(messages)};
-  if (replay_) {
+  if (replay_ && !conversation.messages.empty()) {
     VisibleHash last = replay_->hashes_of(conversation_of(conversation).messages, conversation.tools).back();
     if (auto ids = replay_->find(last)) {
       header.conversation = std::move(last.digits);

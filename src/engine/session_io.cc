@@ -2,13 +2,10 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <random>
 #include <string_view>
-#include <system_error>
 #include <utility>
 
 #include "base/error.h"
@@ -20,16 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kAsideSuffix = ".lily-writing";
-
 std::string name_of(const fs::path& path) { return printable(path.string(), 400); }
-
-[[noreturn]] void fail_at(const fs::path& path, const char* what) {
-  const int code = errno;
-  if (code == ENOSPC || code == EDQUOT)
-    fail(Fault::device, "{}: the disk is full: make room, or name a folder on another disk", name_of(path));
-  fail(Fault::device, "{}: {}: {}", name_of(path), what, std::generic_category().message(code));
-}
 
 }  // namespace
 
@@ -60,62 +48,28 @@ void SessionReader::next(std::vector<float>& values) {
 // ---- Writing
 
 SessionWriter::SessionWriter(fs::path path, SessionHeader header)
-    : path_(std::move(path)), header_(std::move(header)) {
+    : file_(std::move(path)), header_(std::move(header)) {
   std::random_device random;
   header_.nonce = (uint64_t{random()} << 32) ^ random();
-  aside_ = path_.parent_path() /
-           fmt::format(".{}.{}-{:08x}{}", path_.filename().string(), ::getpid(), random(), kAsideSuffix);
-  // A conversation is nobody else's.
-  fd_ = ::open(aside_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (fd_ < 0) fail_at(aside_, "cannot be created");
-  ::flock(fd_, LOCK_EX | LOCK_NB);  // says that its writer lives, for as long as it does
-  try {
-    write(encode_header(header_));
-  } catch (...) {
-    ::unlink(aside_.c_str());
-    ::close(fd_);
-    throw;
-  }
-}
-
-SessionWriter::~SessionWriter() {
-  if (fd_ < 0) return;
-  ::unlink(aside_.c_str());
-  ::close(fd_);
-}
-
-void SessionWriter::write(std::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t n = ::write(fd_, bytes.data(), bytes.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) fail_at(path_, "cannot be written");
-    bytes.remove_prefix(static_cast<size_t>(n));
-  }
+  file_.write(encode_header(header_));
 }
 
 void SessionWriter::add(std::span<const float> piece) {
   bytes_.clear();
   encode_piece(header_, piece_, piece, bytes_);
-  write(bytes_);
+  file_.write(bytes_);
   ++piece_;
 }
 
 void SessionWriter::publish() {
   LILY_CHECK(piece_ == header_.n_pieces(), "{} of {} pieces", piece_, header_.n_pieces());
-  if (::fsync(fd_) != 0) fail_at(path_, "cannot be brought to disk");
-  if (::rename(aside_.c_str(), path_.c_str()) != 0) fail_at(path_, "cannot be given its name");
-  ::close(std::exchange(fd_, -1));
-  const fs::path folder = path_.has_parent_path() ? path_.parent_path() : fs::path(".");
-  if (const int fd = ::open(folder.c_str(), O_RDONLY | O_CLOEXEC); fd >= 0) {
-    ::fsync(fd);
-    ::close(fd);
-  }
+  file_.publish();
 }
 
 void remove_left_over(const fs::path& folder) {
   for_each_name(folder, [&](const char* entry) {
     const std::string_view name = entry;
-    if (!name.starts_with('.') || !name.ends_with(kAsideSuffix)) return;
+    if (!name.starts_with('.') || !name.ends_with(AsideFile::kSuffix)) return;
     const fs::path path = folder / name;
     const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd < 0) return;

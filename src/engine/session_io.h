@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/aside_file.h"
 #include "base/file.h"
 #include "engine/session_file.h"
 
@@ -28,27 +29,20 @@ class SessionReader {
   std::vector<std::byte> bytes_;
 };
 
-// A file that has its name only when it is whole and on the disk. Throws Error(Fault::device), naming the
-// path, where the disk fails; a full one is told apart.
+// A file that has its name only when it is whole and on the disk; throws as AsideFile does.
 class SessionWriter {
  public:
   SessionWriter(std::filesystem::path path, SessionHeader header);
-  ~SessionWriter();  // removes what was not published
-  SessionWriter(const SessionWriter&) = delete;
-  SessionWriter& operator=(const SessionWriter&) = delete;
 
   const SessionHeader& header() const { return header_; }
-  const std::filesystem::path& path() const { return path_; }
+  const std::filesystem::path& path() const { return file_.path(); }
   // The pieces in order; all of them before publish().
   void add(std::span<const float> piece);
   void publish();
 
  private:
-  void write(std::string_view bytes);
-
-  std::filesystem::path path_, aside_;
+  AsideFile file_;
   SessionHeader header_;
-  int fd_ = -1;
   int piece_ = 0;
   std::string bytes_;
 };

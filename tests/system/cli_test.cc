@@ -1,6 +1,7 @@
 // The program as a person or a script meets it: output, JSON documents, exit codes, one clear line for each
 // error.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -91,9 +92,49 @@ TEST(Run, AStopStringTakesOneWord) {
   EXPECT_EQ(json["text"], kAnswer);
 }
 
+TEST(Run, WordsAfterTheMarkAreThePrompts) {
+  const std::string options = "run " + kTiny + "--json --no-think -t 0 ";
+  EXPECT_EQ(Json::parse(lily(options + "--stop xyzzy -- What does the word river mean?").out)["text"],
+            kAnswer);
+  const Json apart = Json::parse(lily(options + "-n 4 hello -- -x").out),
+             whole = Json::parse(lily(options + "-n 4 'hello -x'").out);
+  EXPECT_EQ(apart["prompt_tokens"], whole["prompt_tokens"]);
+  EXPECT_EQ(apart["token_ids"], whole["token_ids"]);
+  EXPECT_EQ(lily("run --help").out.find("--stop TEXT ..."), std::string::npos);
+}
+
+TEST(Run, AnAnswerThatIsOnlyThoughtIsExplained) {
+  const std::string command = "run " + kTiny + "-t 0 -n 3 ", question = "Spell total letter by letter.";
+  const Outcome run = lily(command + question);
+  EXPECT_EQ(run.exit_code, 0);
+  EXPECT_EQ(run.out, "");
+  EXPECT_NE(run.err.find("the model only thought (3 tokens, ended by the token limit); --no-think"),
+            std::string::npos)
+      << run.err;
+  EXPECT_EQ(lily(command + "--json " + question).err.find("only thought"), std::string::npos);
+  EXPECT_EQ(lily("run " + kTiny + "-t 0 " + question).err.find("only thought"), std::string::npos);
+}
+
+TEST(Run, AReaderThatIsGoneEndsItQuietly) {
+  constexpr int kPlace = 9;  // what a shell can name
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  ASSERT_EQ(dup2(ends[1], kPlace), kPlace);
+  close(ends[0]);
+  close(ends[1]);
+  for (const std::string command : {"inspect --json models/lily-tiny", "plan --list", "version"}) {
+    const Outcome run = lily(command + " >&9; exit $?; true");
+    EXPECT_EQ(run.exit_code, 141) << command;
+    EXPECT_EQ(run.err, "") << command;
+  }
+  EXPECT_EQ(lily("run " + kTiny + kQuestion + " >&9; exit $?; true").exit_code, 141);
+  close(kPlace);
+}
+
 TEST(Run, AnOutputThatCannotBeWrittenIsAFailure) {
   if (!fs::exists("/dev/full")) GTEST_SKIP() << "this system has no /dev/full";
-  EXPECT_EQ(lily("version >/dev/full; exit $?; true").exit_code, 1);
+  for (const std::string command : {"version", "plan --list"})
+    EXPECT_EQ(lily(command + " >/dev/full; exit $?; true").exit_code, 1) << command;
 }
 
 TEST(Run, TheTokenLimitIsTheFinishReason) {
