@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/printable.h"
 #include "cli/answer.h"
 #include "cli/chat.h"
 #include "cli/line_editor.h"

@@ -128,7 +128,7 @@ class AnswerStream::State {
     if (finished.finish != Finish::stop && finished.finish != Finish::length) return;
     const bool shows_something = said_.content.find_first_not_of(" \t\r\n") != std::string::npos;
     if (!shows_something && said_.calls.empty()) return;
-    begin_.replay->remember(begin_.visible, said_, std::move(begin_.ids));
+    begin_.replay->remember(begin_.visible, said_, std::exchange(begin_.ids, {}));
   }
 
   // The answer is over although the model would go on.

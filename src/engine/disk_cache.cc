@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <tuple>
 #include <utility>
 
 #include "base/error.h"
@@ -138,7 +139,7 @@ void DiskCache::scan_if_changed() {
   if (error || scanned_ == now) return;
   entries_.clear();
   scanned_.reset();  // should this fail
-  for_each_name(options_.folder, [&](const char* name) {
+  std::ignore = for_each_name(options_.folder, [&](const char* name) {
     auto entry = parse_name(name, prefix_);
     if (!entry || ignored_.contains(name)) return;
     std::error_code gone;
@@ -427,7 +428,7 @@ bool DiskCache::make_room(int64_t n_bytes, bool is_replay) {
   std::vector<Found> files;
   int64_t n_present = n_bytes, n_replay = is_replay ? n_bytes : 0;
   const auto now = fs::file_time_type::clock::now();
-  for_each_name(options_.folder, [&](const char* name) {
+  std::ignore = for_each_name(options_.folder, [&](const char* name) {
     const auto entry = parse_name(name, "");
     if (!entry) return;
     std::error_code gone;

@@ -450,7 +450,7 @@ std::optional<Token> Scheduler::choose(Sequence& s, plan::Ending ending, int out
   const bool by_token = constraint != nullptr && !constraint->is_free() && constraint->can_ask_single() &&
                         s.sampler.candidates_can_do(limits_.n_candidates);
   const auto mask = [&]() -> const TokenMask* {
-    if (!s.mask) return nullptr;
+    if (constraint == nullptr || !s.mask) return nullptr;
     s.mask->forbid_all();
     return constraint->allowed(*s.mask) ? &*s.mask : nullptr;
   };

@@ -6,6 +6,7 @@
 
 #include <random>
 #include <string_view>
+#include <tuple>
 #include <utility>
 
 #include "base/error.h"
@@ -67,7 +68,8 @@ void SessionWriter::publish() {
 }
 
 void remove_left_over(const fs::path& folder) {
-  for_each_name(folder, [&](const char* entry) {
+  // One that cannot be read has nothing to be removed by this.
+  std::ignore = for_each_name(folder, [&](const char* entry) {
     const std::string_view name = entry;
     if (!name.starts_with('.') || !name.ends_with(AsideFile::kSuffix)) return;
     const fs::path path = folder / name;
