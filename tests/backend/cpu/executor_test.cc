@@ -142,7 +142,7 @@ TEST_P(ExecutorTest, AThreadThatIsAwayKeepsNobodyWaitingAndTakesNothingTwice) {
                           {}});
         continue;
       }
-      phases.push_back({[&](const Step&) {
+      phases.push_back({[&, i](const Step&) {
                           if (std::this_thread::get_id() != own_thread) {
                             n_asleep.fetch_add(1);
                             wait_for([&] { return is_last_over.load(); });
