@@ -16,7 +16,7 @@ TEST(Conversations, WithACacheWriteWhatAnEngineWithoutOneWritesBitForBit) {
     bool shared_pool = false;
     plan::KvType kv = plan::KvType::f32;
   };
-  for (const Memory& memory : {Memory{0}, Memory{3}, Memory{2, true, plan::KvType::int8}}) {
+  for (const Memory& memory : {Memory{0}, Memory{2, true, plan::KvType::int8}}) {
     const ConversationTally tally = converse({.folder = folder.path().string(),
                                               .backend = "reference",
                                               .kv = memory.kv,
