@@ -141,8 +141,8 @@ MemoryPlan plan_memory(const model::Dims& dims, const plan::Policy& policy, int6
     const int64_t each = states_each(policy) * slot_bytes + blocks_of(context) * block_bytes;
     return weight_bytes + plan.program_bytes + scratch_at(context) + n_sequences * each;
   };
-  // Tokens that each of so many sequences can have, in whole blocks. What scratch memory takes hardly depends
-  // on them, so that the largest and the smallest leave few numbers between them.
+  // Tokens that each of so many sequences can have, in whole blocks. Scratch memory grows slowly with them:
+  // what is left beside that of a guess is the next guess, or shows that this one is the answer.
   const auto context_that_fits = [&](int n_sequences) -> int64_t {
     if (bytes_of(wanted, n_sequences) <= budget) return wanted;
     const auto blocks_beside_scratch_of = [&](int64_t context) {
@@ -150,12 +150,17 @@ MemoryPlan plan_memory(const model::Dims& dims, const plan::Policy& policy, int6
           budget - bytes_of(context, n_sequences) + n_sequences * blocks_of(context) * block_bytes;
       return std::max<int64_t>(0, left) / (n_sequences * block_bytes);
     };
-    int64_t fits = 0, does_not = std::min(blocks_of(wanted), blocks_beside_scratch_of(kKvBlockTokens) + 1);
-    const auto try_blocks = [&](int64_t n) {
-      (bytes_of(n * kKvBlockTokens, n_sequences) <= budget ? fits : does_not) = n;
-    };
-    if (const int64_t n = blocks_beside_scratch_of(wanted); n > 0 && n < does_not) try_blocks(n);
-    while (does_not - fits > 1) try_blocks((fits + does_not) / 2);
+    int64_t fits = 0, does_not = blocks_of(wanted), guess = blocks_beside_scratch_of(wanted);
+    while (does_not - fits > 1) {
+      const int64_t n = std::clamp(guess, fits + 1, does_not - 1);
+      guess = blocks_beside_scratch_of(n * kKvBlockTokens);
+      if (guess < n) {
+        does_not = n;
+      } else {
+        fits = n;
+        does_not = std::min(does_not, guess + 1);
+      }
+    }
     return fits * kKvBlockTokens;
   };
   plan.context = wanted;

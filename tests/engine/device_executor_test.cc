@@ -81,8 +81,9 @@ TEST(Memory, AnInt8CacheHoldsAlmostTwiceTheContext) {
 
 // Whoever types the number that a refusal names is not refused again.
 TEST(Memory, WhatARefusalNamesFits) {
-  const model::Dims dims = model::qwen36_35b_a3b();
-  const int64_t weights = 19'508'787'456;
+  model::Dims dims = model::qwen36_35b_a3b();
+  dims.n_layers = 4;  // plans are made in a moment
+  const int64_t weights = 2 * kGiB;
   const auto try_with = [&](const MemoryOptions& options) {
     const std::string text = message([&] { plan_memory(dims, gpu_policy(), 0, weights, options); });
     return text == "no error" ? "" : text;
@@ -92,7 +93,7 @@ TEST(Memory, WhatARefusalNamesFits) {
     return at == std::string::npos ? -1 : std::stoll(text.substr(at + words.size()));
   };
   int n_contexts = 0, n_sequences = 0, n_budgets = 0;
-  for (const int64_t budget : {18 * kGiB, 19 * kGiB, 20 * kGiB})
+  for (const int64_t budget : {2 * kGiB, 9 * kGiB / 4, 5 * kGiB / 2, 3 * kGiB})
     for (const int n : {1, 32})
       for (const int context : {0, 100'000}) {
         MemoryOptions options{.budget_bytes = budget, .context = context, .max_sequences = n};
@@ -144,7 +145,7 @@ TEST(Memory, AModelWithoutAttentionLayersNeedsNoCache) {
 TEST(Memory, EverythingStaysWithinTheBudget) {
   const model::Dims dims = model::qwen36_35b_a3b();
   const int64_t weights = 19'508'787'456;
-  for (const int64_t budget : {20 * kGiB, 24 * kGiB, 30 * kGiB, 64 * kGiB, 128 * kGiB})
+  for (const int64_t budget : {20 * kGiB, 30 * kGiB, 128 * kGiB})
     for (const int n : {1, 2, 4}) {
       const MemoryPlan plan =
           plan_memory(dims, gpu_policy(), 0, weights, {.budget_bytes = budget, .max_sequences = n});
@@ -227,7 +228,7 @@ TEST(Memory, SharedPlacesAreOneBudgetInWhichWhatIsPromisedFits) {
   const model::Dims dims = model::qwen36_35b_a3b();
   const int64_t block = kv_block_bytes(dims, gpu_policy()), place = 50 * block;
   ASSERT_EQ(places_of().blocks_per_state, 50);
-  for (const int64_t budget : {22 * kGiB, 24 * kGiB, 30 * kGiB, 64 * kGiB, 128 * kGiB})
+  for (const int64_t budget : {22 * kGiB, 30 * kGiB, 128 * kGiB})
     for (const int n : {1, 2, 4})
       for (const bool is_given : {false, true}) {
         MemoryOptions options{.max_sequences = n};
